@@ -1,0 +1,314 @@
+"""The commands of hpcli. Each turns its options into one call; what it does lives behind that call.
+
+Nothing heavy is imported before a command runs, so that help and completion answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from hpcli import __version__
+
+if TYPE_CHECKING:
+    from hpcli.config.overrides import Override
+    from hpcli.config.validate import ResolvedConfig
+
+DEVICES = ("auto", "cpu", "cuda", "npu", "sim-npu")
+
+app = typer.Typer(
+    name="hpcli",
+    rich_markup_mode=None,  # plain help: rich cuts long option names off on a terminal of 80 columns
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+
+
+def _complete_config(incomplete: str) -> Iterator[str]:
+    """Folders and YAML files that begin with what has been typed."""
+    typed = Path(incomplete)
+    folder, start = (typed, "") if incomplete.endswith("/") or not incomplete else (typed.parent, typed.name)
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return
+    for entry in entries:
+        if entry.name.startswith(start) and (start or not entry.name.startswith(".")):
+            if entry.is_dir():
+                yield f"{entry}/"
+            elif entry.suffix in (".yaml", ".yml"):
+                yield str(entry)
+
+
+def _complete_device(incomplete: str) -> list[str]:
+    return [device for device in DEVICES if device.startswith(incomplete)]
+
+
+# typer reads these at run time, on Python 3.10 too: Optional, not `X | None`, in the aliases.
+ConfigArgument = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="The YAML file.", autocompletion=_complete_config)
+]
+Ranks = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(
+        metavar="N",
+        help="How many ranks. Without it: what a launcher started, else the product of the parallel degrees.",
+    ),
+]
+Steps = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(metavar="N", help="Optimizer steps, instead of training.steps."),
+]
+Offload = Annotated[
+    Optional[bool],  # noqa: UP045
+    typer.Option(
+        "--enable-offload/--no-enable-offload",
+        help="Keep parameters, gradients and optimizer state on the CPU, instead of fsdp_config.enable_offload.",
+    ),
+]
+Fp32Reduce = Annotated[
+    Optional[bool],  # noqa: UP045
+    typer.Option(
+        "--accumulate-allreduce-grads-in-fp32/--no-accumulate-allreduce-grads-in-fp32",
+        help="Accumulate and reduce gradients in float32, or in compute_dtype; instead of the file's choice.",
+    ),
+]
+Device = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(metavar="|".join(DEVICES), help="Instead of device.", autocompletion=_complete_device),
+]
+Set = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--set", metavar="KEY=VALUE", help="Override any key of the file, dotted. Repeatable."),
+]
+Output = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(metavar="DIR", help="Folder for metrics and plots, instead of runs/CONFIG-DATE-TIME."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON to standard output and nothing else.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hpcli {__version__}")
+        raise typer.Exit
+
+
+@app.callback(
+    invoke_without_command=True,
+    epilog="Exit codes: 0 all is well, 1 a run or a check failed, 2 the request or the YAML file is wrong, "
+    "130 interrupted.",
+)
+def hpcli(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Train in parallel, and see the gradient norm that every rank holds.
+
+    \b
+    Example:
+      hpcli train examples/configs/fsdp8.yaml
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def train(
+    config: ConfigArgument,
+    ranks: Ranks = None,
+    steps: Steps = None,
+    enable_offload: Offload = None,
+    accumulate_allreduce_grads_in_fp32: Fp32Reduce = None,
+    device: Device = None,
+    set_: Set = None,
+    output: Output = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Train the model that a YAML file describes.
+
+    Starts the ranks on this machine, or joins those that torchrun, srun or msrun started. Shows loss and
+    gradient norm while it runs, and every logging.norm_table_every steps a table of the norm on every rank.
+    Keeps metrics.jsonl and a plot. Exits with 1 if a rank fails or if ranks hold different norms.
+
+    \b
+    Examples:
+      hpcli train examples/configs/fsdp8.yaml
+      hpcli train examples/configs/fsdp8.yaml --ranks 4 --steps 20
+      hpcli train examples/configs/hsdp2x4.yaml --enable-offload
+      hpcli train examples/configs/fsdp8.yaml --set optimizer.lr=1e-3
+      hpcli train examples/configs/fsdp8.yaml --json | jq .grad_norm
+      torchrun --nproc-per-node 4 -m hpcli train examples/configs/fsdp4.yaml
+    """
+    overrides = _overrides(set_, steps, enable_offload, accumulate_allreduce_grads_in_fp32, device)
+    resolved, is_first = _resolve(config, ranks, overrides)
+    from hpcli.report.folder import run_folder
+    from hpcli.train.run import train as run
+
+    folder = run_folder(config, output, create=is_first)
+    raise typer.Exit(run(resolved, config_file=config, output=folder, json=as_json, debug=debug))
+
+
+@app.command()
+def validate(
+    config: ConfigArgument,
+    ranks: Ranks = None,
+    steps: Steps = None,
+    enable_offload: Offload = None,
+    accumulate_allreduce_grads_in_fp32: Fp32Reduce = None,
+    device: Device = None,
+    set_: Set = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Check a YAML file without starting anything.
+
+    Applies the checks that train applies and shows the layout that would run: ranks, mesh, batch, dtypes.
+    Exits with 2 if anything is wrong, each problem with its file, line, key and what would be right.
+
+    \b
+    Examples:
+      hpcli validate examples/configs/fsdp8.yaml
+      hpcli validate examples/configs/fsdp8.yaml --ranks 16 --json
+    """
+    from hpcli.config.errors import ConfigError
+    from hpcli.report.json_lines import encode
+    from hpcli.report.layout import layout_json, layout_lines
+
+    overrides = _overrides(set_, steps, enable_offload, accumulate_allreduce_grads_in_fp32, device)
+    try:
+        resolved, is_first = _resolve(config, ranks, overrides)
+    except ConfigError as error:
+        if as_json:
+            problems = [vars(problem) for problem in error.problems]
+            typer.echo(encode({"valid": False, "config_file": str(config), "problems": problems}))
+        raise
+    if is_first:
+        lines = [encode(layout_json(config, resolved))] if as_json else layout_lines(config, resolved)
+        for line in lines:
+            typer.echo(line)
+
+
+@app.command()
+def schema(debug: Debug = False) -> None:
+    """Write the JSON schema of the YAML file to standard output.
+
+    Editors that know it complete keys and mark mistakes. For those that use the YAML language server, begin
+    the YAML file with the line
+
+    \b
+      # yaml-language-server: $schema=hpcli.schema.json
+
+    \b
+    Example:
+      hpcli schema > hpcli.schema.json
+    """
+    from hpcli.config.export import json_schema
+
+    typer.echo(json.dumps(json_schema(), indent=2))
+
+
+@app.command()
+def doctor(as_json: Json = False, debug: Debug = False) -> None:
+    """Show what this machine can run, and what is missing.
+
+    Versions, devices, distributed backends, CPU cores, memory and the launcher; for everything that is
+    missing or broken, how to get it. Exits with 1 if no framework can be imported.
+
+    \b
+    Example:
+      hpcli doctor
+      hpcli doctor --json
+    """
+    from hpcli.doctor import examine, report_lines
+
+    findings = examine()
+    for line in [json.dumps(findings)] if as_json else report_lines(findings):
+        typer.echo(line)
+    raise typer.Exit(0 if findings["usable"] else 1)
+
+
+def _overrides(
+    settings: Sequence[str] | None,
+    steps: int | None,
+    offload: bool | None,
+    fp32: bool | None,
+    device: str | None,
+) -> list[Override]:
+    """What the options change in the file, each labelled as the user typed it.
+
+    An option of its own comes after every ``--set``, and so wins over it.
+    """
+    from hpcli.config.overrides import Override
+
+    overrides = [Override(setting) for setting in settings or ()]
+    if steps is not None:
+        overrides.append(Override(f"training.steps={steps}", f"--steps {steps}"))
+    for key, name, value in (
+        ("fsdp_config.enable_offload", "enable-offload", offload),
+        ("training.accumulate_allreduce_grads_in_fp32", "accumulate-allreduce-grads-in-fp32", fp32),
+    ):
+        if value is not None:
+            overrides.append(
+                Override(f"{key}={str(value).lower()}", f"--{name}" if value else f"--no-{name}")
+            )
+    if device is not None:
+        overrides.append(Override(f"device={device}", f"--device {device}"))
+    return overrides
+
+
+def _resolve(config: Path, ranks: int | None, overrides: list[Override]) -> tuple[ResolvedConfig, bool]:
+    """The configuration, ready to run, and whether this process is the one that reports: alone, or rank 0.
+
+    Under a launcher every rank comes here; all but the first end silently if the request is wrong.
+    """
+    from hpcli.config.errors import ConfigError
+    from hpcli.config.load import load_config
+    from hpcli.config.validate import resolve_config
+    from hpcli.doctor import accelerator_count
+    from hpcli.launch.environment import detect_launcher
+
+    joined = detect_launcher(os.environ)
+    is_first = joined is None or (joined.rank == 0 and not joined.scheduler)
+    try:
+        loaded = load_config(config, overrides)
+        resolved = resolve_config(
+            loaded,
+            ranks=ranks,
+            launcher_world_size=None if joined is None else joined.world_size,
+            device_count=accelerator_count(loaded.config.device),
+        )
+    except ConfigError as error:
+        if is_first:
+            raise
+        raise typer.Exit(2) from error
+    return resolved, is_first
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run hpcli and return its exit code. Whatever goes wrong ends as one message on standard error."""
+    from hpcli.report.failures import explain, interrupted, silence, tolerate_any_text
+
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    tolerate_any_text(sys.stdout, sys.stderr)
+    try:
+        code = typer.main.get_command(app)(args=arguments, prog_name="hpcli", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence(sys.stdout)
+        return 1
+    except (KeyboardInterrupt, typer.Abort):
+        return interrupted()
+    except Exception as error:  # noqa: BLE001  (the last resort: said as an internal error)
+        return explain(error, debug="--debug" in arguments)
+    return interrupted() if code == 130 else int(code or 0)

@@ -1,0 +1,119 @@
+"""Which values go together, beyond what `hyper_parallel.core.mesh` says about layouts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from hpcli.config.errors import shorten
+from hpcli.config.schema import ZERO_BUBBLE_SCHEDULES, Config
+from hyper_parallel.core.mesh import LayoutProblem, check_divisible, divisors
+
+
+def check_rules(config: Config, *, on_cpu: bool) -> Iterator[LayoutProblem]:
+    """Every combination that is refused, with the dotted key to change. The configuration is resolved."""
+    yield from _check_model(config)
+    yield from _check_schedule(config)
+    parallelism, fsdp, training = config.parallelism, config.fsdp_config, config.training
+    if parallelism.sequence_parallel and parallelism.tensor_parallel == 1:
+        yield LayoutProblem(
+            "parallelism.sequence_parallel",
+            True,
+            "true needs tensor_parallel of at least 2: it splits the sequence over the tensor-parallel ranks",
+        )
+    if fsdp.comm_fusion and config.platform == "torch":
+        yield LayoutProblem(
+            "fsdp_config.comm_fusion",
+            True,
+            "true is not a choice on torch, which always fuses; it belongs to mindspore",
+        )
+    if fsdp.enable_offload and fsdp.pin_memory and on_cpu:
+        yield LayoutProblem(
+            "fsdp_config.pin_memory",
+            True,
+            "true needs an accelerator, and this run is on the CPU; leave the key out",
+        )
+    if training.loss_scale is not None and training.compute_dtype != "float16":
+        yield LayoutProblem(
+            "training.loss_scale",
+            None,
+            f"this is for compute_dtype float16, and compute_dtype is {training.compute_dtype}",
+        )
+    if config.data.path is not None:
+        yield from _check_text(config.data.path, training.seq_length)
+
+
+def _check_model(config: Config) -> Iterator[LayoutProblem]:
+    model = config.model
+    hidden, heads, kv_heads = model.hidden_size, model.num_heads, model.num_kv_heads
+    if hidden is None or heads is None or kv_heads is None:  # a kind of model that this version does not have
+        return
+    if heads % kv_heads:
+        working = ", ".join(map(str, divisors(heads)))
+        yield LayoutProblem(
+            "model.num_kv_heads",
+            kv_heads,
+            f"{kv_heads} does not divide num_heads {heads}; values that would work: {working}",
+        )
+    uneven = check_divisible("model.hidden_size", hidden, "num_heads", heads)
+    if uneven:
+        yield uneven
+    elif hidden // heads % 2:
+        yield LayoutProblem(
+            "model.hidden_size",
+            hidden,
+            f"{hidden} over num_heads {heads} makes an odd head size, {hidden // heads}, and rotary "
+            f"embeddings turn "
+            f"pairs; {' or '.join(str(n) for n in (hidden - heads, hidden + heads) if n)} would work",
+        )
+
+
+def _check_schedule(config: Config) -> Iterator[LayoutProblem]:
+    schedule = config.parallelism.pipeline_parallel_schedule
+    stages = config.parallelism.pipeline_parallel_interleave_num
+    key = "parallelism.pipeline_parallel_interleave_num"
+    if schedule in ("gpipe", "1f1b") and stages != 1:
+        yield LayoutProblem(
+            key,
+            stages,
+            f"{stages} needs a schedule that interleaves, such as interleaved_1f1b; {schedule} takes 1",
+        )
+    if schedule in ("zbv", "dualpipev") and stages != 2:
+        yield LayoutProblem(key, stages, f"{stages} does not fit {schedule}, which has 2 stages on each rank")
+    if schedule in ZERO_BUBBLE_SCHEDULES and config.fsdp_config.reshard_after_forward:
+        yield LayoutProblem(
+            "fsdp_config.reshard_after_forward",
+            True,
+            f"true with {schedule} gives wrong gradients: a zero-bubble schedule needs the parameters again "
+            "after they were freed; write false, or leave the key out",
+        )
+
+
+def _check_text(path: str, seq_length: int) -> Iterator[LayoutProblem]:
+    needed = seq_length + 1
+
+    shown = shorten(path, 200)
+
+    def wrong(message: str) -> LayoutProblem:
+        return LayoutProblem("data.path", path, message)
+
+    try:
+        if os.path.isdir(path):
+            yield wrong(f"{shown} is a directory, not a text file")
+            return
+        if not os.path.exists(path):
+            yield wrong(f"there is no file {shown}")
+            return
+        if not os.path.isfile(path):
+            yield wrong(f"{shown} is not a regular file")
+            return
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            size = file.tell()
+    except PermissionError:
+        yield wrong(f"{shown} may not be read; check its permissions")
+    except (OSError, ValueError) as error:
+        yield wrong(f"{shown} cannot be read: {getattr(error, 'strerror', None) or error}")
+    else:
+        if size < needed:
+            yield wrong(f"{shown} has {size} bytes; training.seq_length {seq_length} needs at least {needed}")

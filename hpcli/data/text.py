@@ -1,0 +1,97 @@
+"""Byte-level text cut into sequences, and the global batches made of them.
+
+Every rank can tell the whole global batch from the step's number alone, so batches need no communication: neither their
+content nor the number of valid tokens in them, by which the loss is divided.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+IGNORED = -100
+"""The label of a position that is not trained on (torch's ``ignore_index``)."""
+
+
+class DataError(ValueError):
+    """The text cannot be trained on; the message says why."""
+
+
+class Batch(NamedTuple):
+    """Sequences of one rank: ``inputs`` and ``labels`` are (sequences, tokens) int64; labels may be ``IGNORED``."""
+
+    inputs: npt.NDArray[np.int64]
+    labels: npt.NDArray[np.int64]
+
+    def split(self, size: int) -> list[Batch]:
+        """Micro-batches of ``size`` sequences, in order."""
+        starts = range(0, len(self.inputs), size)
+        return [Batch(self.inputs[i : i + size], self.labels[i : i + size]) for i in starts]
+
+
+def load_documents(path: str | None) -> list[bytes]:
+    """The documents of a text file (one), or of the built-in text: the reference prose that CPython carries for ``help()``.
+
+    Raises:
+        DataError: the file cannot be read or is empty.
+    """
+    if path is None:
+        from pydoc_data.topics import topics
+
+        return [topics[name].encode() for name in sorted(topics)]
+    try:
+        text = Path(path).read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    if len(text) < 2:
+        raise DataError(f"{path} has {len(text)} bytes; at least 2 are needed to predict one from another")
+    return [text]
+
+
+class TextBatches:
+    """Global batches of byte sequences.
+
+    Each document is cut into sequences of at most ``seq_length`` predicted bytes; its last one is shorter and padded, so
+    sequences differ in their number of valid tokens. Each epoch visits every sequence once, shuffled if asked.
+
+    Raises:
+        DataError: no sequence at all.
+    """
+
+    def __init__(self, documents: list[bytes], *, seq_length: int, batch_size: int, seed: int, shuffle: bool) -> None:
+        starts = [(doc, at) for doc, text in enumerate(documents) for at in range(0, len(text) - 1, seq_length)]
+        if not starts:
+            raise DataError("the text has no two consecutive bytes to learn from")
+        self.bytes = np.zeros((len(starts), seq_length + 1), np.uint8)
+        self.valid = np.zeros(len(starts), np.int64)
+        for row, (doc, at) in enumerate(starts):
+            piece = documents[doc][at : at + seq_length + 1]
+            self.bytes[row, : len(piece)] = np.frombuffer(piece, np.uint8)
+            self.valid[row] = len(piece) - 1
+        self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
+
+    def valid_tokens(self, step: int) -> int:
+        """Predicted bytes in the global batch of ``step`` (1-based)."""
+        return int(self.valid[self._rows(step)].sum())
+
+    def share(self, step: int, index: int, shares: int) -> Batch:
+        """Share ``index`` of ``shares`` equal, consecutive ones of the global batch of ``step`` (1-based)."""
+        size = self.batch_size // shares
+        rows = self._rows(step)[index * size : (index + 1) * size]
+        text = self.bytes[rows].astype(np.int64)
+        beyond = np.arange(text.shape[1] - 1) >= self.valid[rows][:, None]
+        return Batch(text[:, :-1], np.where(beyond, IGNORED, text[:, 1:]))
+
+    def _rows(self, step: int) -> npt.NDArray[np.int64]:
+        positions = np.arange((step - 1) * self.batch_size, step * self.batch_size)
+        epochs = positions // len(self.bytes)
+        orders = {epoch: self._order(int(epoch)) for epoch in np.unique(epochs)}
+        return np.array([orders[e][p % len(self.bytes)] for e, p in zip(epochs, positions, strict=True)], np.int64)
+
+    def _order(self, epoch: int) -> npt.NDArray[np.int64]:
+        if not self.shuffle:
+            return np.arange(len(self.bytes))
+        return np.random.Generator(np.random.Philox(key=[self.seed, epoch])).permutation(len(self.bytes))

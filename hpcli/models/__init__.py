@@ -1,0 +1,1 @@
+"""The models that hpcli trains, each described once: sizes, parameter names, NumPy initialisation, modules."""

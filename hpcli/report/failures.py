@@ -1,0 +1,83 @@
+"""How the command line ends when something goes wrong: one message, an exit code, no traceback."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from contextlib import suppress
+from typing import TextIO
+
+FAILED = 1
+WRONG_REQUEST = 2
+INTERRUPTED = 130
+
+REMEDIES = {
+    "torch": "install it with: pip install 'torch==2.13.*'",
+    "mindspore": "install it with: pip install 'hyper-parallel[mindspore]'",
+    "torch_npu": "install CANN and then: pip install 'hyper-parallel[npu]'",
+}
+
+
+def explain(error: Exception, *, debug: bool) -> int:
+    """Print what ``error`` means to the user; the exit code to leave with. With ``debug``, the traceback first."""
+    if debug:
+        traceback.print_exception(error)
+        if details := getattr(error, "details", None):
+            _say(str(details))
+    lines, code = _message(error)
+    for line in lines:
+        _say(f"error: {line}")
+    if isinstance(error, OSError):
+        silence(sys.stdout)
+    return code
+
+
+def interrupted() -> int:
+    """Ctrl-C: say so, and leave with the shell's code for it."""
+    _say("interrupted")
+    return INTERRUPTED
+
+
+def tolerate_any_text(*streams: TextIO) -> None:
+    """Escape what a stream's encoding cannot express, so that no file name can end a run."""
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def silence(stream: TextIO) -> None:
+    """Send what a stream still holds nowhere, so that Python does not complain about it on exit."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+def _say(text: str) -> None:
+    with suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def _message(error: Exception) -> tuple[list[str], int]:
+    from hpcli.config.errors import ConfigError
+    from hpcli.launch.errors import LaunchError
+    from hpcli.report.errors import ReportError
+
+    if isinstance(error, ConfigError):
+        return str(error).splitlines(), WRONG_REQUEST
+    if isinstance(error, ReportError | LaunchError):
+        return [str(error)], FAILED
+    # A mistake in the options themselves. typer's class for it has moved between versions; its shape has not.
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+        context = getattr(error, "ctx", None)
+        command = getattr(context, "command_path", "hpcli")
+        message = error.format_message().rstrip(".")
+        return [f"{message}{'' if message.endswith('?') else '.'} See: {command} --help"], WRONG_REQUEST
+    if isinstance(error, ModuleNotFoundError) and error.name in REMEDIES:
+        return [f"{error.name} is not installed; {REMEDIES[error.name]}   (hpcli doctor shows more)"], FAILED
+    if isinstance(error, OSError) and error.strerror:
+        return [f"{error.strerror}: {error.filename}" if error.filename else error.strerror], FAILED
+    kind = type(error).__name__
+    return [f"internal error: {kind}: {error}; run again with --debug to see where"], FAILED

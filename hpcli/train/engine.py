@@ -1,0 +1,44 @@
+"""What the training loop needs of a platform, and what a step gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from hpcli.data.text import Batch
+
+
+class StepResult(NamedTuple):
+    """One optimizer step.
+
+    Attributes:
+        loss: sum of token cross entropies over the number of valid tokens of the global batch; the same on every rank.
+        grad_norm: global norm before clipping, as this rank holds it.
+        clip_coefficient: by what the gradients were multiplied.
+        skip_reason: why the weights were left as they were; None if they were not.
+    """
+
+    loss: float
+    grad_norm: float
+    clip_coefficient: float
+    skip_reason: str | None
+
+
+class Engine(Protocol):
+    """A model on its ranks, ready to train. Every method is called by all ranks alike."""
+
+    parameter_count: int
+
+    def step(
+        self, micro_batches: Sequence[Batch], valid_tokens: int, lr: float, progress: Callable[[str], None]
+    ) -> StepResult:
+        """One optimizer step on this rank's share of the global batch; ``progress`` is told the phase."""
+
+    def rank_row(self) -> dict[str, Any]:
+        """This rank's row of the norm table for the last step."""
+
+    def gather(self, mine: Any) -> list[Any]:
+        """``mine`` of every rank, in rank order."""
+
+    def close(self) -> None:
+        """Leave the process group."""

@@ -1,0 +1,127 @@
+"""Each rank's part of a training run: the same loop on every platform."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from hpcli.config.schema import Config, OptimizerSection
+from hpcli.data.text import TextBatches, load_documents
+from hpcli.launch.context import RankContext
+from hpcli.report.verdict import norm_verdict
+from hpcli.train.engine import Engine, StepResult
+from hpcli.train.planted import planted_failure
+from hyper_parallel.core.mesh import ParallelMesh
+
+
+def run(context: RankContext, payload: dict[str, Any]) -> None:
+    """Train as ``payload`` says: ``config`` and ``mesh`` as resolved before the start, and what the first event reports."""
+    config, mesh = Config.model_validate(payload["config"]), ParallelMesh(**payload["mesh"])
+    context.progress(0, "build")
+    started = time.perf_counter()
+    engine = _engine(config, mesh, payload["device"], context)
+    batches = TextBatches(
+        load_documents(config.data.path),
+        seq_length=config.training.seq_length,
+        batch_size=config.training.global_batch_size,
+        seed=config.training.seed,
+        shuffle=config.data.shuffle,
+    )
+    _announce(context, engine, mesh, payload)
+    planted = planted_failure()
+    losses = []
+    for step in range(1, config.training.steps + 1):
+        began = time.perf_counter()
+        context.progress(step, "data")
+        if planted:
+            planted.strike(context.rank, step)
+        result, tokens = _train_step(context, config, mesh, engine, batches, step)
+        losses.append(result.loss)
+        if context.rank == 0:
+            context.emit(_step_event(step, result, tokens, _learning_rate(config.optimizer, step), began))
+        every = config.logging.norm_table_every
+        if step == config.training.steps or (every and step % every == 0):
+            context.progress(step, "report")
+            if not _norm_table(context, engine, mesh, step):
+                break  # every rank sees the same rows, so all stop here
+    context.progress(config.training.steps, "finish")
+    if context.rank == 0:
+        seconds = time.perf_counter() - started
+        context.emit(
+            {"event": "end", "steps": len(losses), "seconds": seconds, "first_loss": losses[0], "last_loss": losses[-1]}
+        )
+    engine.close()
+
+
+def _engine(config: Config, mesh: ParallelMesh, device: str, context: RankContext) -> Engine:
+    import hyper_parallel
+    from hpcli.train.torch_engine import TorchEngine
+
+    hyper_parallel.init(
+        config.platform,
+        device,
+        init_method=context.init_method,
+        rank=context.rank,
+        world_size=context.world_size,
+        timeout_seconds=context.timeout_seconds,
+    )
+    return TorchEngine(config, mesh, device)
+
+
+def _announce(context: RankContext, engine: Engine, mesh: ParallelMesh, payload: dict[str, Any]) -> None:
+    here = {
+        "rank": context.rank,
+        "host": context.host,
+        "device": payload["device"],
+        "coordinates": _coordinates(mesh, context.rank),
+    }
+    ranks = engine.gather(here)
+    if context.rank == 0:
+        context.emit({"event": "start", **payload["start"], "parameters": engine.parameter_count, "ranks": ranks})
+
+
+def _train_step(
+    context: RankContext, config: Config, mesh: ParallelMesh, engine: Engine, batches: TextBatches, step: int
+) -> tuple[StepResult, int]:
+    share = batches.share(step, mesh.data_parallel_rank(context.rank), mesh.data_parallel_size)
+    tokens = batches.valid_tokens(step)
+    lr = _learning_rate(config.optimizer, step)
+    micro_batches = share.split(config.training.micro_batch_size or len(share.inputs))
+    return engine.step(micro_batches, tokens, lr, lambda phase: context.progress(step, phase)), tokens
+
+
+def _step_event(step: int, result: StepResult, tokens: int, lr: float, began: float) -> dict[str, Any]:
+    seconds = time.perf_counter() - began
+    return {
+        "event": "step",
+        "step": step,
+        "loss": result.loss,
+        "grad_norm": result.grad_norm,
+        "clip_coefficient": result.clip_coefficient,
+        "lr": lr,
+        "tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+        "skipped": result.skip_reason is not None,
+        "skip_reason": result.skip_reason,
+    }
+
+
+def _norm_table(context: RankContext, engine: Engine, mesh: ParallelMesh, step: int) -> bool:
+    """Show what every rank holds, gathered from each of them; False where they hold different norms."""
+    row = {"rank": context.rank, "host": context.host, "coordinates": _coordinates(mesh, context.rank)}
+    rows = engine.gather(row | engine.rank_row())
+    if context.rank == 0:
+        context.emit({"event": "norm_table", "step": step, "rows": rows})
+    agree, _ = norm_verdict(rows)
+    return agree
+
+
+def _coordinates(mesh: ParallelMesh, rank: int) -> dict[str, int]:
+    position = mesh.coordinates(rank)
+    return {axis: position[axis] for axis in mesh.active_axes}
+
+
+def _learning_rate(optimizer: OptimizerSection, step: int) -> float:
+    """Linear warm-up over ``warmup_steps``, then constant."""
+    return optimizer.lr * min(1.0, step / max(optimizer.warmup_steps, 1))

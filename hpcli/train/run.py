@@ -1,0 +1,127 @@
+"""The parent's part of a training run: last checks, start the ranks or join them, report what they say."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from hpcli.config.errors import ConfigError, Problem
+from hpcli.config.validate import ResolvedConfig
+from hpcli.data.text import DataError, load_documents
+from hpcli.launch import RankServer, detect_launcher, run_joined
+from hpcli.models.description import describe_model, frozen_names
+from hpcli.report.sink import make_sink
+from hpcli.train.planted import planted_failure
+from hyper_parallel.core.precision import MixedPrecisionPolicy
+
+TARGET = "hpcli.train.loop:run"
+
+
+def train(resolved: ResolvedConfig, *, config_file: Path, output: Path, json: bool, debug: bool) -> int:
+    """Train, and return the command's exit code: 0, or 1 where ranks hold different norms.
+
+    Raises:
+        ConfigError: what only a look at the data and the model's parameters can show.
+        LaunchError, RankFailure: ranks could not be started, or one failed.
+        ReportError: metrics cannot be written.
+    """
+    check_contents(resolved)
+    config = resolved.config
+    joined = detect_launcher(os.environ)
+    device = device_type(config.device)
+    payload = {
+        "config": config.model_dump(mode="json"),
+        "mesh": asdict(resolved.mesh),
+        "device": device,
+        "start": _start(resolved, device, config_file, output),
+    }
+    timeout = config.launch.timeout_seconds
+    if joined is not None and (joined.rank != 0 or joined.scheduler):
+        run_joined(joined, TARGET, payload, timeout_seconds=timeout, on_event=lambda event: None)
+        return 0
+    with make_sink(output, json=json, logging=config.logging, max_norm=config.training.max_norm) as sink:
+        if joined is not None:
+            run_joined(joined, TARGET, payload, timeout_seconds=timeout, on_event=sink.handle)
+        else:
+            with RankServer() as server:
+                server.run(
+                    TARGET, payload, resolved.world_size, timeout_seconds=timeout, on_event=sink.handle
+                )
+    return 1 if sink.failed else 0
+
+
+def check_contents(resolved: ResolvedConfig) -> None:
+    """What the values of a configuration cannot show by themselves: an unusable text, patterns that freeze nothing.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    config, problems = resolved.config, []
+    try:
+        load_documents(config.data.path)
+    except DataError as error:
+        problems.append(Problem(resolved.file, None, None, "data.path", str(error)))
+    names = list(describe_model(config.model))
+    frozen, idle = frozen_names(names, config.model.freeze)
+    for pattern in idle:
+        message = f"{pattern!r} matches no parameter; there are {names[0]}, {names[1]}, ... {names[-1]}"
+        problems.append(Problem(resolved.file, None, None, "model.freeze", message))
+    if len(frozen) == len(names):
+        problems.append(Problem(resolved.file, None, None, "model.freeze", "leaves no parameter to train"))
+    try:
+        planted_failure()
+    except ValueError as error:
+        problems.append(Problem("environment", None, None, "", str(error)))
+    if problems:
+        raise ConfigError(problems)
+
+
+def device_type(device: str) -> str:
+    """The device that ``auto`` stands for: the first kind of accelerator that this machine has, else the CPU."""
+    if device != "auto":
+        return device
+    from hpcli.doctor import accelerator_count
+
+    if not accelerator_count("auto"):
+        return "cpu"
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "npu"
+
+
+def _start(resolved: ResolvedConfig, device: str, config_file: Path, output: Path) -> dict[str, Any]:
+    config, mesh = resolved.config, resolved.mesh
+    training = config.training
+    policy = MixedPrecisionPolicy(
+        training.params_dtype,
+        training.compute_dtype,
+        "float32" if training.accumulate_allreduce_grads_in_fp32 else None,
+    )
+    return {
+        "config_file": str(config_file),
+        "output": str(output),
+        "world_size": resolved.world_size,
+        "steps": training.steps,
+        "mesh": {axis: getattr(mesh, axis) for axis in mesh.active_axes},
+        "platform": config.platform,
+        "device": device,
+        "dtypes": {
+            "params": policy.params_dtype,
+            "compute": policy.compute_dtype,
+            "reduce": policy.resolved_reduce_dtype,
+        },
+        "model": config.model.preset,
+        "tokens_per_step": training.global_batch_size * training.seq_length,
+        "notices": resolved.notices,
+        "versions": {package: _version(package) for package in ("hyper-parallel", config.platform)},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,54 @@
+"""The optimizer: torch's fused kernels on float32 master weights, the same implementation with and without offload."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from hpcli.config.schema import OptimizerSection
+from hyper_parallel.core.precision import MixedPrecisionPolicy
+
+
+class Optimizer:
+    """AdamW or plain SGD over the trainable of ``parameters``; weight decay applies to matrices only.
+
+    Sharded parameters are float32 and serve as the master weights. Where they are stored narrower than computed with
+    (``storage_rounds_compute``), the master weights are kept here, and what the model sees is rounded after each step.
+    """
+
+    def __init__(
+        self, parameters: dict[str, nn.Parameter], settings: OptimizerSection, policy: MixedPrecisionPolicy
+    ) -> None:
+        trainable = [parameter for parameter in parameters.values() if parameter.requires_grad]
+        self.seen = trainable
+        self.storage = getattr(torch, policy.params_dtype) if policy.storage_rounds_compute else None
+        self.masters = [nn.Parameter(p.detach().clone()) for p in trainable] if self.storage else trainable
+        groups = [
+            {"params": [p for p in self.masters if p.ndim >= 2], "weight_decay": settings.weight_decay},
+            {"params": [p for p in self.masters if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        groups = [group for group in groups if group["params"]]
+        self.inner: torch.optim.Optimizer
+        if settings.name == "adamw":
+            self.inner = torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
+        else:
+            self.inner = torch.optim.SGD(groups, lr=settings.lr, fused=True)
+
+    def step(self, lr: float) -> None:
+        """One update with learning rate ``lr``."""
+        for group in self.inner.param_groups:
+            group["lr"] = lr
+        if self.storage is None:
+            self.inner.step()
+            return
+        for master, seen in zip(self.masters, self.seen, strict=True):
+            master.grad = seen.grad
+        self.inner.step()
+        with torch.no_grad():
+            for master, seen in zip(self.masters, self.seen, strict=True):
+                seen.copy_(master.to(self.storage))
+
+    def zero_grad(self) -> None:
+        """Let go of all gradients."""
+        for parameter in (*self.seen, *self.masters):
+            parameter.grad = None

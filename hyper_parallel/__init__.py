@@ -1,0 +1,62 @@
+"""Parallel training for PyTorch and MindSpore, with a gradient norm that is right on every layout.
+
+Importing this package imports no framework: each name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hyper_parallel.api import (
+        clip_grad_norm_,
+        clip_grads_with_norm_,
+        fully_shard,
+        get_total_norm,
+        grad_norm_report,
+        init,
+        parallelize,
+    )
+    from hyper_parallel.core.mesh import ParallelMesh
+    from hyper_parallel.core.plan import ParallelPlan
+    from hyper_parallel.core.precision import MixedPrecisionPolicy, OffloadPolicy
+
+_HOMES = {
+    "init": "hyper_parallel.api",
+    "parallelize": "hyper_parallel.api",
+    "fully_shard": "hyper_parallel.api",
+    "clip_grad_norm_": "hyper_parallel.api",
+    "get_total_norm": "hyper_parallel.api",
+    "clip_grads_with_norm_": "hyper_parallel.api",
+    "grad_norm_report": "hyper_parallel.api",
+    "ParallelMesh": "hyper_parallel.core.mesh",
+    "ParallelPlan": "hyper_parallel.core.plan",
+    "MixedPrecisionPolicy": "hyper_parallel.core.precision",
+    "OffloadPolicy": "hyper_parallel.core.precision",
+}
+
+__all__ = [
+    "MixedPrecisionPolicy",
+    "OffloadPolicy",
+    "ParallelMesh",
+    "ParallelPlan",
+    "clip_grad_norm_",
+    "clip_grads_with_norm_",
+    "fully_shard",
+    "get_total_norm",
+    "grad_norm_report",
+    "init",
+    "parallelize",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,100 @@
+"""The public functions: each finds the platform of what it is given and hands over.
+
+The meaning of the arguments is documented where the work is done, in ``hyper_parallel.platform.<platform>``; this module
+adds nothing but the choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
+
+from hyper_parallel.core.mesh import ParallelMesh
+from hyper_parallel.core.plan import ParallelPlan
+from hyper_parallel.core.precision import MixedPrecisionPolicy, OffloadPolicy
+
+_PLATFORMS = {"torch": "hyper_parallel.platform.torch"}
+
+
+def init(
+    platform: str = "torch",
+    device: str = "cpu",
+    *,
+    init_method: str | None = None,
+    rank: int = -1,
+    world_size: int = -1,
+    timeout_seconds: float | None = None,
+) -> None:
+    """Do what must happen before the first operation: threads, device, default process group.
+
+    Under torchrun no further argument is needed. Elsewhere pass ``init_method`` (``file://`` or ``tcp://``), ``rank`` and
+    ``world_size``, as for ``torch.distributed.init_process_group``.
+
+    Args:
+        platform: "torch".
+        device: "cpu" (gloo), "cuda" (nccl) or "npu" (hccl).
+        timeout_seconds: how long a collective may wait for the other ranks; ``None`` is the backend's default.
+
+    Raises:
+        ValueError: an unknown platform or device.
+    """
+    if platform not in _PLATFORMS:
+        raise ValueError(f"unknown platform {platform!r}; known: {', '.join(_PLATFORMS)}")
+    start = import_module(f"{_PLATFORMS[platform]}.mesh").init_process_group
+    start(device, init_method=init_method, rank=rank, world_size=world_size, timeout_seconds=timeout_seconds)
+
+
+def parallelize(
+    model: Any,
+    mesh: ParallelMesh,
+    plan: ParallelPlan,
+    policy: MixedPrecisionPolicy | None = None,
+    offload_policy: OffloadPolicy | None = None,
+    **options: Any,
+) -> Any:
+    """Apply every kind of parallelism in ``mesh`` to ``model``, in place, in the right order; return the model."""
+    return _implementation(model, "parallelize")(model, mesh, plan, policy, offload_policy, **options)
+
+
+def fully_shard(module: Any, **options: Any) -> Any:
+    """Shard the parameters of a module over data-parallel ranks (FSDP, or HSDP on two axes), in place."""
+    return _implementation(module, "fully_shard")(module, **options)
+
+
+def clip_grad_norm_(parameters: Any, *arguments: Any, **options: Any) -> Any:
+    """Clip gradients by their global norm and return it, as ``torch.nn.utils.clip_grad_norm_``, right on every layout."""
+    return _on_parameters("clip_grad_norm_", parameters, arguments, options)
+
+
+def get_total_norm(tensors: Any, *arguments: Any, **options: Any) -> Any:
+    """The global norm of gradient tensors, as ``torch.nn.utils.get_total_norm``, right on every layout."""
+    return _on_parameters("get_total_norm", tensors, arguments, options)
+
+
+def clip_grads_with_norm_(parameters: Any, *arguments: Any, **options: Any) -> Any:
+    """Clip gradients by a norm that is already known, as ``torch.nn.utils.clip_grads_with_norm_``."""
+    return _on_parameters("clip_grads_with_norm_", parameters, arguments, options)
+
+
+def grad_norm_report(parameters: Any, *arguments: Any, **options: Any) -> Any:
+    """:func:`clip_grad_norm_` that also returns what each rank contributed; without ``max_norm`` it only measures."""
+    return _on_parameters("grad_norm_report", parameters, arguments, options)
+
+
+def _on_parameters(function: str, parameters: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    if _platform(parameters) is None and isinstance(parameters, Iterable):
+        parameters = list(parameters)
+    return _implementation(parameters, "clip_grad", function)(parameters, *arguments, **options)
+
+
+def _implementation(subject: Any, module: str, function: str | None = None) -> Any:
+    candidate = subject[0] if isinstance(subject, (list, tuple)) and subject else subject
+    package = _PLATFORMS.get(_platform(candidate) or "torch", _PLATFORMS["torch"])
+    return getattr(import_module(f"{package}.{module}"), function or module)
+
+
+def _platform(subject: Any) -> str | None:
+    """The framework that the class of ``subject``, or one of its bases, comes from."""
+    roots = (base.__module__.partition(".")[0] for base in type(subject).__mro__)
+    return next((root for root in roots if root in ("torch", "mindspore")), None)

@@ -1,0 +1,1 @@
+"""PyTorch: a thin layer over torch.distributed (FSDP2, DTensor, device meshes)."""

@@ -1,0 +1,218 @@
+"""Where a step's gradients lie in memory, so that a whole FSDP buffer is read and scaled in one pass.
+
+All gradients of one FSDP2 parameter group are views of one buffer (on the compute device; offloaded gradients are
+copied out one by one). Checking that this still holds costs a few hundred nanoseconds per gradient; touching each
+gradient with an operation of its own costs several microseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from hyper_parallel.core.norm import combine
+from hyper_parallel.platform.torch.grad_norm.local import norm_of_flat, norm_of_many
+
+_layout_of = attrgetter("_spec")
+_local_of = attrgetter("_local_tensor")
+_address_of = torch.Tensor.data_ptr
+_size_of = torch.Tensor.numel
+
+
+class LocalNorm(NamedTuple):
+    """Norms of the gradient elements on this rank: of those that count here, and of all that it holds."""
+
+    contributed: float
+    held: float
+    elements: int
+
+
+class Buffer(NamedTuple):
+    """One storage that several gradients tile.
+
+    Attributes:
+        first: position of a gradient that lies in it.
+        members: picks the addresses of its non-empty gradients out of the addresses of all gradients.
+        offsets: those addresses relative to the first of them, in bytes.
+        start: offset of the first member from the beginning of the storage, in bytes.
+        gaps: element indices that belong to no gradient and must be zero (padding); None where there are none.
+        counts: the gradients in it count on this rank.
+    """
+
+    first: int
+    members: Any
+    offsets: list[int]
+    start: int
+    nbytes: int
+    dtype: torch.dtype
+    gaps: torch.Tensor | None
+    counts: bool
+
+    def still_there(self, locals_: Sequence[torch.Tensor], addresses: Sequence[int]) -> bool:
+        """Whether the same gradients tile one storage of the same size in the same way again."""
+        mine = self.members(addresses)
+        base = mine[0]
+        if [address - base for address in mine] != self.offsets:
+            return False
+        first = locals_[self.first]
+        storage = first.untyped_storage()
+        return (
+            first.dtype == self.dtype
+            and storage.nbytes() == self.nbytes
+            and base - storage.data_ptr() == self.start
+            and (self.gaps is None or not bool(self.flat(locals_)[self.gaps].any()))
+        )
+
+    def flat(self, locals_: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The whole storage as one flat tensor."""
+        return locals_[self.first].as_strided((self.nbytes // self.dtype.itemsize,), (1,), 0)
+
+
+class Arrangement:
+    """The buffers, and the gradients that lie in none of them, of one step and those like it."""
+
+    def __init__(
+        self,
+        present: bytes,
+        layouts: list[Any],
+        buffers: list[Buffer],
+        single: list[int],
+        counts: list[bool],
+        sizes: list[int],
+        float64: bool,
+    ) -> None:
+        self.present = present
+        self.layouts = layouts
+        self.buffers = buffers
+        self.single = single
+        self.counts = counts
+        self.sizes = sizes
+        self.float64 = float64
+        self.elements = sum(size for size, counted in zip(sizes, counts, strict=True) if counted)
+
+    def holds(self, gradients: list[torch.Tensor], locals_: list[torch.Tensor], present: bytes) -> bool:
+        """Whether this step's gradients lie as remembered. Reads addresses, and the padding where there is any."""
+        if present != self.present or _layouts(gradients) != self.layouts:
+            return False
+        if not self.buffers:
+            return list(map(_size_of, locals_)) == self.sizes
+        addresses = list(map(_address_of, locals_))
+        return all(buffer.still_there(locals_, addresses) for buffer in self.buffers)
+
+    def measure(self, locals_: list[torch.Tensor], p: float) -> LocalNorm:
+        """The norms of the elements on this rank. One pass per buffer; the other gradients are packed."""
+        counted: list[float] = []
+        uncounted: list[float] = []
+        single = list(self.single)
+        for buffer in self.buffers:
+            if buffer.gaps is not None and p == -math.inf:  # padding zeros would be the minimum
+                single += buffer.members(range(len(locals_)))
+                continue
+            (counted if buffer.counts else uncounted).append(norm_of_flat(buffer.flat(locals_), p))
+        for wanted, parts in ((True, counted), (False, uncounted)):
+            chosen = [locals_[index] for index in single if self.counts[index] == wanted]
+            if chosen:
+                parts.append(norm_of_many(chosen, p))
+        contributed = combine(counted, p)
+        held = combine([contributed, *uncounted], p) if uncounted else contributed
+        return LocalNorm(contributed, held, self.elements)
+
+    def scale(self, locals_: list[torch.Tensor], coefficient: float, *, foreach: bool = True) -> None:
+        """Multiply every gradient once, in place, by ``coefficient`` in the gradient's own dtype and device."""
+        for buffer in self.buffers:
+            flat = buffer.flat(locals_)
+            flat.mul_(_scalar_like(flat, coefficient))
+        groups: dict[tuple[torch.device, torch.dtype], dict[int, torch.Tensor]] = {}
+        for index in self.single:
+            tensor = locals_[index]
+            groups.setdefault((tensor.device, tensor.dtype), {})[id(tensor)] = tensor
+        for group in groups.values():
+            tensors = list(group.values())
+            scalar = _scalar_like(tensors[0], coefficient)
+            if foreach:
+                torch._foreach_mul_(tensors, scalar)
+            else:
+                for tensor in tensors:
+                    tensor.mul_(scalar)
+
+
+def local_tensors(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """This rank's part of each gradient. (``DTensor.to_local`` records a view for autograd, which costs 50 times more.)"""
+    try:
+        return list(map(_local_of, gradients))
+    except AttributeError:  # plain tensors among them
+        return [g._local_tensor if isinstance(g, DTensor) else g for g in gradients]
+
+
+def _layouts(gradients: list[torch.Tensor]) -> list[Any]:
+    """The DTensors' layouts, None for a plain tensor. FSDP2 gives each gradient its parameter's own layout object, so that
+    comparing two such lists mostly compares identities."""
+    try:
+        return list(map(_layout_of, gradients))
+    except AttributeError:
+        return [getattr(gradient, "_spec", None) for gradient in gradients]
+
+
+def _scalar_like(tensor: torch.Tensor, value: float) -> torch.Tensor:
+    return torch.tensor(value, dtype=tensor.dtype, device=tensor.device)
+
+
+def arrange(
+    gradients: list[torch.Tensor], locals_: list[torch.Tensor], present: bytes, counts: list[bool]
+) -> Arrangement:
+    """Find the buffers among ``gradients``. ``counts`` says of each whether it counts on this rank."""
+    by_storage: dict[int, list[int]] = {}
+    for index, tensor in enumerate(locals_):
+        if tensor.numel():
+            by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(index)
+    buffers = [b for b in (_buffer(locals_, indices, counts) for indices in by_storage.values()) if b is not None]
+    in_buffers = {index for buffer in buffers for index in buffer.members(range(len(locals_)))}
+    empty = {index for index, tensor in enumerate(locals_) if not tensor.numel()}
+    single = [index for index in range(len(locals_)) if index not in in_buffers and index not in empty]
+    sizes = list(map(_size_of, locals_))
+    float64 = any(tensor.dtype == torch.float64 for tensor in locals_)
+    return Arrangement(present, _layouts(gradients), buffers, single, counts, sizes, float64)
+
+
+def _buffer(locals_: list[torch.Tensor], indices: list[int], counts: list[bool]) -> Buffer | None:
+    """The gradients at ``indices``, which share a storage, as a buffer; None unless they tile it up to zero padding."""
+    first = locals_[indices[0]]
+    same = len({(locals_[i].dtype, counts[i]) for i in indices}) == 1
+    if len(indices) < 2 or not same or not all(locals_[i].is_contiguous() for i in indices):
+        return None
+    nbytes = first.untyped_storage().nbytes()
+    total = nbytes // first.element_size()
+    gaps = _gaps([(int(locals_[i].storage_offset()), locals_[i].numel()) for i in indices], total)
+    if gaps is None:
+        return None
+    members = itemgetter(*indices)
+    addresses = [locals_[i].data_ptr() for i in indices]
+    buffer = Buffer(
+        first=indices[0],
+        members=members,
+        offsets=[address - addresses[0] for address in addresses],
+        start=addresses[0] - first.untyped_storage().data_ptr(),
+        nbytes=nbytes,
+        dtype=first.dtype,
+        gaps=gaps.to(first.device) if gaps.numel() else None,
+        counts=counts[indices[0]],
+    )
+    return buffer if buffer.still_there(locals_, [tensor.data_ptr() for tensor in locals_]) else None
+
+
+def _gaps(pieces: list[tuple[int, int]], total: int) -> torch.Tensor | None:
+    """Indices of the elements that no piece (offset, length) covers; None if pieces overlap or cover less than half."""
+    uncovered = []
+    end = 0
+    for offset, length in sorted(pieces):
+        if offset < end:
+            return None
+        uncovered.append(torch.arange(end, offset))
+        end = offset + length
+    gaps = torch.cat([*uncovered, torch.arange(end, total)])
+    return gaps if len(gaps) <= total // 2 else None

@@ -1,0 +1,158 @@
+"""From this rank's gradients to the global norm: one all-gather of one small record per rank.
+
+Every rank combines the gathered records in the same order with the same arithmetic, so all hold the same bits, and
+every decision (a list that differs, gradients missing on some ranks, a non-finite norm) is taken by all alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from hyper_parallel.core.norm_exchange import Conclusion, RankRecord, conclude
+from hyper_parallel.platform.torch.grad_norm.arrangement import Arrangement
+from hyper_parallel.platform.torch.grad_norm.local import norm_of_many
+from hyper_parallel.platform.torch.grad_norm.plan import Found, GradientPlan, Scope, describe
+
+_NAMES_SHOWN = 5
+
+
+class GradientMismatchError(RuntimeError):
+    """The ranks do not hold the same list of parameters, so no norm of the whole model exists."""
+
+
+class NonFiniteNormError(RuntimeError):
+    """The norm is NaN or infinite and ``error_if_nonfinite`` was set. Raised on every rank alike."""
+
+
+class Measured(NamedTuple):
+    """One measurement: this step's gradients, every rank's record in rank order, and what follows from them."""
+
+    found: Found
+    ranks: tuple[int, ...]
+    records: tuple[RankRecord, ...]
+    conclusion: Conclusion
+
+
+def measure(plan: GradientPlan, tensors: Sequence[torch.Tensor], p: float) -> Measured:
+    """The global norm of this step's gradients.
+
+    One collective; three where some parameter has a gradient on one rank and none on a peer.
+
+    Raises:
+        GradientMismatchError: the ranks' lists of parameters differ; on every rank, naming the first difference.
+    """
+    found = plan.find(tensors)
+    records = _exchange(plan, found, found.arrangement, p)
+    conclusion = conclude(records, p)
+    if conclusion.list_differs:
+        raise GradientMismatchError(_difference(plan, tensors, conclusion.list_differs))
+    if conclusion.gradients_missing:
+        counts = _lowest_holders(plan, found.present)
+        arrangement = plan.arrange(found.tensors, found.locals_, found.present, counts)
+        records = _exchange(plan, found, arrangement, p)
+        conclusion = conclude(records, p)
+    return Measured(found, plan.scope.ranks, records, conclusion)
+
+
+def require_finite(measured: Measured, plan: GradientPlan, p: float, names: Sequence[str] | None) -> None:
+    """Raise on every rank alike where the global norm is NaN or infinite.
+
+    Raises:
+        NonFiniteNormError: naming the ranks and their parameters with non-finite gradients.
+    """
+    if math.isfinite(measured.conclusion.norm):
+        return
+    found = measured.found
+    indices = [index for index, there in enumerate(found.present) if there]
+    mine = [
+        plan.name(index, names)
+        for index, tensor in zip(indices, found.locals_, strict=True)
+        if tensor.numel() and not math.isfinite(norm_of_many([tensor], math.inf))
+    ]
+    by_rank = dict(zip(measured.ranks, _gather_objects(plan.scope, mine), strict=True))
+    where = "; ".join(f"rank {rank}: {_shortened(found_names)}" for rank, found_names in by_rank.items() if found_names)
+    raise NonFiniteNormError(
+        f"the gradient norm of order {p:g} is {measured.conclusion.norm}; gradients that are not finite: "
+        f"{where or 'none alone, the norm itself overflows'}. Nothing was clipped."
+    )
+
+
+def _exchange(plan: GradientPlan, found: Found, arrangement: Arrangement, p: float) -> tuple[RankRecord, ...]:
+    local = arrangement.measure(found.locals_, p)
+    record = RankRecord(
+        contributed=local.contributed,
+        held=local.held,
+        with_gradient=len(found.tensors),
+        without_gradient=len(found.present) - len(found.tensors),
+        elements=local.elements,
+        parameters=plan.list_fingerprint,
+        peers=plan.peers_fingerprint,
+        present=plan.present_fingerprint(found.present),
+        replicas=plan.replicas_fingerprint,
+    )
+    return _gather_records(plan.scope, record)
+
+
+def _gather_records(scope: Scope, record: RankRecord) -> tuple[RankRecord, ...]:
+    if scope.group is None:
+        return (record,)
+    mine = torch.tensor(record, dtype=torch.float64, device=scope.device)
+    everyone = torch.zeros(len(scope.ranks) * len(record), dtype=torch.float64, device=scope.device)
+    dist.all_gather_single(everyone, mine, group=scope.group)
+    return tuple(RankRecord(*row) for row in everyone.view(len(scope.ranks), -1).tolist())
+
+
+def _gather_objects(scope: Scope, mine: Any) -> list[Any]:
+    if scope.group is None:
+        return [mine]
+    everyone: list[Any] = [None] * len(scope.ranks)
+    dist.all_gather_object(everyone, mine, group=scope.group)
+    return everyone
+
+
+def _lowest_holders(plan: GradientPlan, present: bytes) -> Callable[[int], bool]:
+    """Of the replicas of each piece, the lowest rank whose parameter has a gradient counts it."""
+    gathered = _gather_objects(plan.scope, (plan.peers, present))
+    present_on = {
+        rank: bitmap
+        for rank, (peers, bitmap) in zip(plan.scope.ranks, gathered, strict=True)
+        if peers == plan.peers and len(bitmap) == len(present)
+    }
+    this_rank = dist.get_rank()
+
+    def counts(index: int) -> bool:
+        holders = [rank for rank in plan.holdings[index].replicas if rank in present_on and present_on[rank][index]]
+        return not holders or holders[0] == this_rank
+
+    return counts
+
+
+def _difference(plan: GradientPlan, tensors: Sequence[torch.Tensor], positions: Sequence[int]) -> str:
+    mine = [describe(tensor) for tensor in plan.chosen(tensors)]
+    lists = _gather_objects(plan.scope, mine)
+    odd = positions[0]
+    usual = next(i for i, entries in enumerate(lists) if i not in positions and entries)
+    pairs = zip(lists[usual], lists[odd], strict=False)
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(lists[usual]), len(lists[odd])))
+    ranks = plan.scope.ranks
+    listed = ", ".join(str(ranks[i]) for i in positions)
+    return (
+        f"rank{'s' * (len(positions) > 1)} {listed} list{'s' * (len(positions) == 1)} other parameters than the others. "
+        f"First difference at index {at}: rank {ranks[usual]} has {_entry(lists[usual], at)}, "
+        f"rank {ranks[odd]} has {_entry(lists[odd], at)}. "
+        "Pass the same parameters in the same order on every rank, those without a gradient too."
+    )
+
+
+def _entry(entries: list[str], index: int) -> str:
+    return entries[index] if index < len(entries) else f"nothing (its list ends after {len(entries)})"
+
+
+def _shortened(names: list[str]) -> str:
+    shown = ", ".join(names[:_NAMES_SHOWN])
+    return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN} more"

@@ -1,0 +1,266 @@
+"""What the ranks must hold, and where this step's gradients are.
+
+A :class:`GradientPlan` is made once per list of parameters: which ranks take part, which of them must hold the same
+list, and which rank counts a piece that several of them hold. All of it follows from the layout, never from which
+gradients happen to exist, so that no rank can leave another waiting in a collective.
+
+FSDP2 gives the gradients of one parameter group as views of a single buffer. An :class:`Arrangement` remembers where
+they lie in it; the next step then needs one pass over the buffer instead of one operation per gradient. Each step
+proves anew that the buffer holds nothing but these gradients and zero padding.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import compress, repeat
+from operator import attrgetter, contains, is_not
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+
+from hyper_parallel.core.norm_exchange import fingerprint
+from hyper_parallel.platform.torch.grad_norm.arrangement import Arrangement, arrange, local_tensors
+
+_PLANS_KEPT = 16
+_grad_of = attrgetter("grad")
+_trainable = attrgetter("requires_grad")
+
+
+class Holding(NamedTuple):
+    """How the piece of a tensor that this rank holds relates to the other ranks.
+
+    Attributes:
+        replicas: global ranks that hold the same piece, ascending, this one among them.
+        counts: this rank counts the piece when every replica has it.
+    """
+
+    replicas: tuple[int, ...]
+    counts: bool
+
+
+class Scope(NamedTuple):
+    """The ranks whose gradients make up one norm. ``group`` is None where this process stands alone."""
+
+    group: dist.ProcessGroup | None
+    ranks: tuple[int, ...]
+    device: torch.device
+
+
+class Found(NamedTuple):
+    """This step's gradients: the present ones, in the order of the plan's list, and this rank's part of each."""
+
+    tensors: list[torch.Tensor]
+    locals_: list[torch.Tensor]
+    present: bytes
+    arrangement: Arrangement
+
+
+class GradientPlan:
+    """Everything about a list of parameters that does not change from step to step."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], mesh: DeviceMesh | None, *, are_gradients: bool) -> None:
+        self.are_gradients = are_gradients
+        self.mesh = mesh  # kept alive, since the cache knows it by its id
+        self.flags = tuple(map(_trainable, tensors))
+        kept: dict[int, int] = {}
+        for index, tensor in enumerate(tensors):
+            if are_gradients or tensor.requires_grad:
+                kept.setdefault(id(tensor), index)
+        self.indices = None if len(kept) == len(tensors) else list(kept.values())
+        chosen = self.chosen(tensors)
+        self.attributes = [tensor.__dict__ for tensor in chosen]
+        self.scope = _scope(chosen, mesh)
+        self.peers = _peers(self.scope, mesh)
+        holdings: dict[tuple[int, Any], Holding] = {}
+        self.holdings = [self._holding(tensor, holdings) for tensor in chosen]
+        self.all_present = b"\x01" * len(chosen)
+        self._parameter_layouts = [getattr(tensor, "_spec", None) for tensor in chosen]
+        self.list_fingerprint = fingerprint("\n".join(map(describe, chosen))) if chosen else 0
+        self.peers_fingerprint = fingerprint(repr(self.peers))
+        replicas = {holding.replicas for holding in self.holdings}
+        self.replicas_fingerprint = fingerprint(repr(replicas.pop())) if len(replicas) == 1 else 0
+        self._fingerprints: dict[bytes, int] = {}
+        self._arrangement: Arrangement | None = None
+
+    def chosen(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The trainable ones, each once."""
+        return tensors if self.indices is None else [tensors[index] for index in self.indices]
+
+    def _holding(self, tensor: torch.Tensor, known: dict[tuple[int, Any], Holding]) -> Holding:
+        if not isinstance(tensor, DTensor):
+            return Holding(self.peers, _lowest_is_this_rank(self.peers))
+        key = (id(tensor.device_mesh), tensor.placements)
+        if key not in known:
+            replicas = _replicas(tensor.device_mesh, tensor.placements)
+            known[key] = Holding(replicas, _lowest_is_this_rank(replicas))
+        return known[key]
+
+    def find(self, tensors: Sequence[torch.Tensor]) -> Found:
+        """This step's gradients: ``main_grad`` where a parameter has one, else ``.grad``."""
+        chosen = self.chosen(tensors)
+        if self.are_gradients:
+            found: list[torch.Tensor | None] = list(chosen)
+        else:
+            found = list(map(_grad_of, chosen))
+            if any(map(contains, self.attributes, repeat("main_grad"))):
+                for index, attributes in enumerate(self.attributes):
+                    main_grad = attributes.get("main_grad")
+                    found[index] = found[index] if main_grad is None else main_grad
+        present = bytes(map(is_not, found, repeat(None)))
+        gradients: list[Any] = found if present == self.all_present else list(compress(found, present))
+        locals_ = local_tensors(gradients)
+        arrangement = self._arrangement
+        if arrangement is None or not arrangement.holds(gradients, locals_, present):
+            arrangement = self._arrangement = self.arrange(gradients, locals_, present, self.counts)
+        return Found(gradients, locals_, present, arrangement)
+
+    def arrange(
+        self,
+        gradients: list[torch.Tensor],
+        locals_: list[torch.Tensor],
+        present: bytes,
+        counts: Callable[[int], bool],
+    ) -> Arrangement:
+        """Lay out ``gradients``; ``counts(index)`` says whether the piece of parameter ``index`` counts here."""
+        indices = list(compress(range(len(present)), present))
+        for index, gradient in zip(indices, gradients, strict=True):
+            self._check_gradient(index, gradient)
+        return arrange(gradients, locals_, present, [counts(index) for index in indices])
+
+    def counts(self, index: int) -> bool:
+        """Whether this rank counts the piece of parameter ``index`` that it holds."""
+        return self.holdings[index].counts
+
+    def present_fingerprint(self, present: bytes) -> int:
+        """A fingerprint of which parameters have a gradient."""
+        if present not in self._fingerprints:
+            self._fingerprints = {present: fingerprint(present)}
+        return self._fingerprints[present]
+
+    def name(self, index: int, names: Sequence[str] | None) -> str:
+        """How to call parameter ``index`` of this plan in a message."""
+        original = index if self.indices is None else self.indices[index]
+        return names[original] if names else f"index {original}"
+
+    def _check_gradient(self, index: int, gradient: torch.Tensor) -> None:
+        if gradient.is_sparse:
+            raise ValueError(f"gradient {index} is sparse; call .to_dense() on it first")
+        if not isinstance(gradient, DTensor):
+            return
+        if any(placement.is_partial() for placement in gradient.placements):
+            raise NotImplementedError(
+                f"gradient {index} has placements {gradient.placements}: it is not reduced over its mesh yet; "
+                "redistribute it to Replicate or Shard before measuring its norm"
+            )
+        layout = self._parameter_layouts[index]
+        if layout is not None and layout.placements != gradient.placements:
+            raise ValueError(
+                f"gradient {index} has placements {gradient.placements}, its parameter {layout.placements}; "
+                "redistribute the gradient to its parameter's placements"
+            )
+
+
+def find_plan(tensors: Sequence[torch.Tensor], mesh: DeviceMesh | None, *, are_gradients: bool) -> GradientPlan:
+    """The plan for this list, from the cache when the very same tensors were seen before."""
+    if are_gradients:  # new tensors in every step
+        return GradientPlan(tensors, mesh, are_gradients=True)
+    key = (tuple(map(id, tensors)), id(mesh))
+    entry = _plans.get(key)
+    if entry is not None and entry.plan.flags == tuple(map(_trainable, tensors)):
+        return entry.plan
+    plan = GradientPlan(tensors, mesh, are_gradients=False)
+    # An id is only unique while its object lives: a plan goes when one of its tensors does.
+    references = [weakref.ref(tensor, lambda _, key=key: _plans.pop(key, None)) for tensor in tensors]  # type: ignore[misc]
+    _plans[key] = _Entry(plan, references)
+    while len(_plans) > _PLANS_KEPT:
+        _plans.popitem(last=False)
+    return plan
+
+
+class _Entry(NamedTuple):
+    plan: GradientPlan
+    references: list[Any]
+
+
+_plans: OrderedDict[Any, _Entry] = OrderedDict()
+
+
+def describe(tensor: torch.Tensor) -> str:
+    """Shape and layout of a parameter in words: equal on every rank that holds the same list."""
+    if isinstance(tensor, DTensor):
+        return f"{tuple(tensor.shape)} {tensor.placements} on {_mesh_ranks(tensor.device_mesh)}"
+    return f"{tuple(tensor.shape)} on every rank"
+
+
+_mesh_ranks_known: dict[int, tuple[weakref.ref[DeviceMesh], tuple[int, ...]]] = {}
+
+
+def _mesh_ranks(mesh: DeviceMesh) -> tuple[int, ...]:
+    """The global ranks of a mesh, ascending; remembered, since a list may name one mesh thousands of times."""
+    known = _mesh_ranks_known.get(id(mesh))
+    if known is None or known[0]() is not mesh:
+        known = (weakref.ref(mesh), tuple(sorted(mesh.mesh.flatten().tolist())))
+        _mesh_ranks_known[id(mesh)] = known
+    return known[1]
+
+
+def _lowest_is_this_rank(ranks: tuple[int, ...]) -> bool:
+    return len(ranks) <= 1 or ranks[0] == dist.get_rank()
+
+
+def _replicas(mesh: DeviceMesh, placements: Sequence[Any]) -> tuple[int, ...]:
+    """The ranks that hold this rank's piece: those that differ from it on replicated axes alone."""
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        return ()
+    chosen = tuple(
+        slice(None) if isinstance(placement, Replicate) else position
+        for placement, position in zip(placements, coordinate, strict=True)
+    )
+    return tuple(sorted(mesh.mesh[chosen].flatten().tolist()))
+
+
+def _scope(tensors: Sequence[torch.Tensor], mesh: DeviceMesh | None) -> Scope:
+    if mesh is None:
+        meshes = {id(t.device_mesh): t.device_mesh for t in tensors if isinstance(t, DTensor)}
+        if not meshes:
+            return Scope(None, (dist.get_rank() if dist.is_initialized() else 0,), torch.device("cpu"))
+        spans = {_mesh_ranks(candidate) for candidate in meshes.values()}
+        if len(spans) > 1:
+            raise NotImplementedError(
+                "parameters lie on meshes of different ranks "
+                f"({'; '.join(map(str, sorted(spans)))}); pass mesh=, a mesh that spans them all"
+            )
+        mesh = min(meshes.values(), key=lambda candidate: candidate.ndim)
+    ranks = _mesh_ranks(mesh)
+    return Scope(_group(mesh, ranks), ranks, _communication_device(mesh.device_type))
+
+
+def _group(mesh: DeviceMesh, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
+    if len(ranks) == 1:
+        return None
+    if ranks == tuple(range(dist.get_world_size())):
+        return dist.group.WORLD
+    return mesh.get_group() if mesh.ndim == 1 else mesh._flatten().get_group()
+
+
+def _communication_device(device_type: str) -> torch.device:
+    """Where a tensor must be for the group's collectives, whatever device the gradients live on (CPU offload)."""
+    if device_type == "cpu":
+        return torch.device("cpu")
+    return torch.device(device_type, torch.get_device_module(device_type).current_device())
+
+
+def _peers(scope: Scope, mesh: DeviceMesh | None) -> tuple[int, ...]:
+    """The ranks that must hold the same list: all of the scope, or those of this rank's pipeline stage."""
+    names = mesh.mesh_dim_names if mesh is not None else None
+    if mesh is None or not names or "pp" not in names or mesh.get_coordinate() is None:
+        return scope.ranks
+    axis = names.index("pp")
+    stage = mesh.mesh.select(axis, mesh.get_coordinate()[axis])  # type: ignore[index]
+    return tuple(sorted(stage.flatten().tolist()))
