@@ -152,11 +152,19 @@ def train(
     """
     overrides = _overrides(set_, steps, enable_offload, accumulate_allreduce_grads_in_fp32, device)
     resolved, is_first = _resolve(config, ranks, overrides)
-    from hpcli.report.folder import run_folder
+    from hpcli.config.errors import ConfigError
+    from hpcli.report.folder import remove_if_unused, run_folder
     from hpcli.train.run import train as run
 
     folder = run_folder(config, output, create=is_first)
-    raise typer.Exit(run(resolved, config_file=config, output=folder, json=as_json, debug=debug))
+    try:
+        code = run(resolved, config_file=config, output=folder, json=as_json, debug=debug)
+    except ConfigError as error:
+        if not is_first:
+            raise typer.Exit(2) from error
+        remove_if_unused(folder, output)
+        raise
+    raise typer.Exit(code)
 
 
 @app.command()

@@ -38,7 +38,7 @@ def check(value: dict[str, Any], places: dict[Path, Place]) -> tuple[Config | No
             if found["type"] == "extra_forbidden":
                 message = unknown_key(path) if detailed else "unknown key"
             else:
-                message = explain(path, found["type"], _get(value, path), places.get(path))
+                message = explain(path, _get(value, path), places.get(path))
             place = nearest_place(path, places)
             key = dotted(path)
             problems.setdefault((key, message), Problem(place.source, place.line, None, key, message))
@@ -74,7 +74,7 @@ def show(value: Any, place: Place | None) -> str:
     return shorten(text)
 
 
-def explain(path: Path, error_type: str, value: Any, place: Place | None) -> str:
+def explain(path: Path, value: Any, place: Place | None) -> str:
     """What is wrong with a value, what is allowed, and how to write what was probably meant."""
     fragment = describe.at(path) or {}
     shown = show(value, place)
@@ -98,11 +98,7 @@ def explain(path: Path, error_type: str, value: Any, place: Place | None) -> str
     if isinstance(value, list):
         return f"is a list; {permitted}"
     if words and not types & {"number", "integer"}:
-        if (
-            path == ("training", "params_dtype")
-            and nearest(str(value), ["float16"])
-            and "b" not in str(value)
-        ):
+        if path == ("training", "params_dtype") and str(value).lower() in ("float16", "fp16", "half"):
             return f"{shown}: {FLOAT16_STORAGE}"
         near = nearest("none" if value is False and "none" in words else str(value), words)
         guess = f"did you mean '{near}'? A" if near else "a"

@@ -112,8 +112,8 @@ def _check_text(path: str, seq_length: int) -> Iterator[LayoutProblem]:
             size = file.tell()
     except PermissionError:
         yield wrong(f"{shown} may not be read; check its permissions")
-    except (OSError, ValueError) as error:
-        yield wrong(f"{shown} cannot be read: {getattr(error, 'strerror', None) or error}")
+    except OSError as error:
+        yield wrong(f"{shown} cannot be read: {error.strerror or error}")
     else:
         if size < needed:
             yield wrong(f"{shown} has {size} bytes; training.seq_length {seq_length} needs at least {needed}")

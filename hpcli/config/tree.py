@@ -69,12 +69,8 @@ def read_tree(text: str, source: str, *, prefix: Path = (), numbered: bool = Tru
             tree.value = builder.build(node, prefix, node.start_mark, ())
     except yaml.MarkedYAMLError as error:
         raise Unreadable(builder.syntax_problem(error)) from None
-    except (
-        ValueError,
-        OverflowError,
-        IndexError,
-        yaml.YAMLError,
-    ) as error:  # PyYAML's own: "\UFFFFFFFF", "%YAML 9..."
+    except (ValueError, OverflowError, IndexError, yaml.YAMLError) as error:
+        # PyYAML 6.0 lets these through from its own code: "\UFFFFFFFF", "%YAML 99999999999999999999.1"
         message = f"cannot be read as YAML: {shorten(str(error), 100)}"
         raise Unreadable(
             Problem(source, composer.line + 1 if numbered else None, None, "", message)

@@ -21,7 +21,8 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 class Joined:
     """This process as another launcher's rank.
 
-    `scheduler` is True for msrun's own coordinating process, which runs the same command but is no rank.
+    `one_host` is True where all ranks are known to be on this machine. `scheduler` is True for msrun's own
+    coordinating process, which runs the same command but is no rank.
     """
 
     launcher: str
@@ -30,6 +31,7 @@ class Joined:
     local_rank: int
     local_world_size: int
     init_method: str
+    one_host: bool = False
     scheduler: bool = False
 
 
@@ -85,13 +87,22 @@ class _Variables:
         return number
 
     def joined(
-        self, rank: int, world_size: int, local_rank: int, local_world_size: int, init_method: str
+        self,
+        rank: int,
+        world_size: int,
+        local_rank: int,
+        local_world_size: int,
+        init_method: str,
+        *,
+        counted: bool,
     ) -> Joined:
+        """`counted`: whether the launcher has said how many ranks are on this host."""
         if local_rank >= local_world_size or local_world_size > world_size:
             raise self.error(
                 f"local rank {local_rank} of {local_world_size} local ranks of {world_size} ranks makes no sense"
             )
-        return Joined(self.launcher, rank, world_size, local_rank, local_world_size, init_method)
+        one_host = counted and local_world_size == world_size
+        return Joined(self.launcher, rank, world_size, local_rank, local_world_size, init_method, one_host)
 
 
 def _torchrun(variables: _Variables) -> Joined:
@@ -103,6 +114,7 @@ def _torchrun(variables: _Variables) -> Joined:
         local_rank=variables.number("LOCAL_RANK", high=world_size),
         local_world_size=variables.number("LOCAL_WORLD_SIZE", default=world_size, low=1),
         init_method="env://",
+        counted="LOCAL_WORLD_SIZE" in variables.environ,
     )
 
 
@@ -138,6 +150,7 @@ def _srun(variables: _Variables) -> Joined | None:
         local_rank=variables.number("SLURM_LOCALID", high=world_size),
         local_world_size=per_node[node],
         init_method=_tcp(host, port),
+        counted=tasks is not None,
     )
 
 
@@ -159,6 +172,7 @@ def _msrun(variables: _Variables) -> Joined:
         local_rank=variables.number("LOCAL_RANK", default=rank, high=world_size),
         local_world_size=variables.number("LOCAL_WORLD_SIZE", default=world_size, low=1),
         init_method=init_method,
+        counted="LOCAL_WORLD_SIZE" in variables.environ,
     )
 
 

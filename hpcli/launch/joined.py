@@ -12,7 +12,7 @@ from hpcli.launch.diagnosis import Ending, Nature
 from hpcli.launch.environment import Joined
 from hpcli.launch.errors import RankFailure
 from hpcli.launch.heartbeat import Pulse
-from hpcli.launch.local import use_one_thread
+from hpcli.launch.local import meet_on_loopback, use_one_thread
 from hpcli.launch.rank import describe, load_function
 from hpcli.launch.stacks import Frame, collective
 
@@ -34,6 +34,8 @@ def run_joined(
         return
     # As local ranks have it: the order of a sum, and so its last bits, depends on the number of threads.
     use_one_thread(os.environ)
+    if joined.one_host:
+        meet_on_loopback(os.environ)
     import torch
 
     torch.set_num_threads(1)

@@ -257,6 +257,12 @@ def use_one_thread(environment: MutableMapping[str, str]) -> None:
         environment[name] = "1"
 
 
+def meet_on_loopback(environment: MutableMapping[str, str]) -> None:
+    """For ranks of one machine: gloo looks up the machine's own name otherwise, which need not resolve."""
+    if os.path.isdir("/sys/class/net/lo"):
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
 def server_environment(environment: Mapping[str, str], device: str) -> dict[str, str]:
     """One thread per rank, decided before any library reads it, and local ranks meet on the loopback device."""
     result = dict(environment)
@@ -265,7 +271,5 @@ def server_environment(environment: Mapping[str, str], device: str) -> dict[str,
         # Autograd starts a thread for every accelerator it sees, and initialises CUDA: neither survives a fork.
         result["CUDA_VISIBLE_DEVICES"] = ""
         result["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-    # gloo looks up the machine's own name otherwise, which fails where it does not resolve
-    if os.path.isdir("/sys/class/net/lo"):
-        result.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    meet_on_loopback(result)
     return result

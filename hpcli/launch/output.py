@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 
 # Lines wait this long before they are shown, so that what peers print while they go down with a failed rank can
@@ -21,12 +21,16 @@ def print_line(rank: int, line: str) -> None:
 
 
 class OutputRelay:
-    """Shows all lines of rank 0, and of the other ranks only what no rank has said before."""
+    """Shows what ranks print; a line that several ranks print is shown once, for the rank that is first.
+
+    The nth time that a rank prints a line counts as the same as the nth time of any other rank.
+    """
 
     def __init__(self, show: Callable[[int, str], None]) -> None:
         self._show = show
         self._pending: deque[tuple[float, int, str]] = deque()
-        self._seen: OrderedDict[str, None] = OrderedDict()
+        # line -> how often each rank has printed it; only the most recent lines are remembered
+        self._counts: OrderedDict[str, Counter[int]] = OrderedDict()
 
     def feed(self, rank: int, lines: Iterable[bytes], now: float) -> None:
         for line in lines:
@@ -39,12 +43,14 @@ class OutputRelay:
         while self._pending and self._pending[0][0] <= now - HOLD_SECONDS:
             _, rank, text = self._pending.popleft()
             key = _LOG_PREFIX.sub("", text)
-            if rank == 0 or key not in self._seen:
+            counts = self._counts.setdefault(key, Counter())
+            self._counts.move_to_end(key)
+            shown = max(counts.values(), default=0)
+            counts[rank] += 1
+            if counts[rank] > shown:
                 self._show(rank, text)
-            self._seen[key] = None
-            self._seen.move_to_end(key)
-            if len(self._seen) > _REMEMBERED_LINES:
-                self._seen.popitem(last=False)
+            if len(self._counts) > _REMEMBERED_LINES:
+                self._counts.popitem(last=False)
 
     def take(self, rank: int) -> list[str]:
         """Remove and return the lines of a rank that have not been shown yet."""

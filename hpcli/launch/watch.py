@@ -148,8 +148,7 @@ class RankSet:
             except ValueError:
                 continue  # the rank was killed while it wrote
             if "event" in message:
-                if not self.endings:
-                    self.on_event(message["event"])
+                self.on_event(message["event"])
             elif "done" in message:
                 entry.done = True
             elif "failed" in message:
@@ -226,6 +225,10 @@ class RankSet:
         self.relay.flush(float("inf"))
 
     def failure(self, running: list[_Rank], now: float) -> RankFailure:
+        for entry in self.ranks:
+            if not entry.ended:
+                self.read_messages(entry)  # what was reported before the failure still counts
+        running = [entry for entry in running if not (entry.done or entry.failed)]
         silent: list[Silent] = []
         if running and not any(ending.nature.name == "OWN" for ending in self.endings):
             silent = self.look_at(running)

@@ -67,6 +67,20 @@ class ConsoleReport:
         self._table_step = 0
         self._skips = 0
 
+    def wait(self) -> None:
+        """On a terminal, say that the ranks are starting, until the first event; importing a framework takes seconds."""
+        if self._interactive:
+            text = Text("starting the ranks ...", no_wrap=True, overflow="crop")
+            self._live = Live(
+                text,
+                console=self._console,
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=sys.stderr.isatty(),
+            )
+            self._live.start(refresh=True)
+
     def handle(self, event: Event) -> None:
         handler = {
             "start": self._start,
@@ -96,6 +110,7 @@ class ConsoleReport:
         self._console.print(Text(text, style=style), soft_wrap=not self._interactive)
 
     def _start(self, event: Event) -> None:
+        self.close()
         self._steps = int(event.get("steps") or 0)
         for number, line in enumerate(header_lines(event)):
             self._line(line, "bold" if number == 0 else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -39,3 +40,10 @@ def run_folder(config_file: Path, wanted: Path | None, *, create: bool = True) -
     except OSError as error:
         raise cannot_write("to the output folder", folder, error) from error
     raise AssertionError("count() ends never")
+
+
+def remove_if_unused(folder: Path, wanted: Path | None) -> None:
+    """Take back a folder that ``run_folder`` made for a run that then could not begin; one the user named stays."""
+    if wanted is None:
+        with suppress(OSError):
+            folder.rmdir()

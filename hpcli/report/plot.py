@@ -73,10 +73,8 @@ def _fill(figure: Any, history: History, title: str, max_norm: float | None) -> 
     above.plot(history.steps, history.losses, color="#1f5fa8", **line)
     above.set_title("Loss (mean cross entropy per valid token)", fontsize=10, loc="left")
     above.set_ylabel("loss")
-    below.plot(
-        history.steps, history.norms, color="#1f5fa8", label="global gradient norm, before clipping", **line
-    )
-    below.set_title("Gradient norm", fontsize=10, loc="left")
+    below.plot(history.steps, history.norms, color="#1f5fa8", **line)
+    below.set_title("Global gradient norm, before clipping", fontsize=10, loc="left")
     below.set_ylabel("norm")
     below.set_xlabel("step")
     finite = [norm for norm in history.norms if isfinite(norm)]
@@ -86,7 +84,7 @@ def _fill(figure: Any, history: History, title: str, max_norm: float | None) -> 
         threshold = {"color": "#b5490b", "linestyle": "--", "linewidth": 1.2}
         if finite and max_norm > 10 * max(finite):
             # So far above every norm it would flatten the curve: it is named in the legend, and not drawn.
-            below.plot([], [], label=f"clipped above {max_norm:g} (beyond this axis)", **threshold)
+            below.plot([], [], label=f"clipped above {max_norm:g} (not on this axis)", **threshold)
         else:
             below.axhline(max_norm, label=f"clipped above {max_norm:g}", **threshold)
     if history.skipped:
@@ -105,7 +103,10 @@ def _fill(figure: Any, history: History, title: str, max_norm: float | None) -> 
         panel.set_axisbelow(True)
         panel.margins(x=0.02)
     below.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
-    below.legend(loc="upper right", frameon=False, fontsize=9)
+    if below.get_legend_handles_labels()[0]:
+        # Above the panel, beside its title: inside, it would cover some curve or other.
+        place = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0.2}
+        below.legend(ncols=2, frameon=False, fontsize=9, **place)
 
 
 def _spans_decades(norms: list[float]) -> bool:

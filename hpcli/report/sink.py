@@ -184,7 +184,12 @@ def make_sink(
             files["tensorboard"] = board.folder
         if logging is None or logging.plot:
             plot = output / PLOT_NAME
-    screen: Reporter = JsonLines(stdout) if json else ConsoleReport(stdout)
+    screen: Reporter
+    if json:
+        screen = JsonLines(stdout)
+    else:
+        screen = console = ConsoleReport(stdout)
+        console.wait()
     return Sink(
         screen,
         records,

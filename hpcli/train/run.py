@@ -46,7 +46,7 @@ def train(resolved: ResolvedConfig, *, config_file: Path, output: Path, json: bo
         if joined is not None:
             run_joined(joined, TARGET, payload, timeout_seconds=timeout, on_event=sink.handle)
         else:
-            with RankServer() as server:
+            with RankServer(device) as server:
                 server.run(
                     TARGET, payload, resolved.world_size, timeout_seconds=timeout, on_event=sink.handle
                 )

@@ -22,6 +22,10 @@ from hyper_parallel.core.precision import MixedPrecisionPolicy, OffloadPolicy
 from hyper_parallel.platform.torch.clip_grad import GradNormReport
 
 
+class ReplicasDifferError(RuntimeError):
+    """Ranks that hold replicas of the same gradients hold different ones. Raised on every rank alike."""
+
+
 def precision_policy(config: Config) -> MixedPrecisionPolicy:
     """The dtypes that a configuration asks for."""
     training = config.training
@@ -76,6 +80,8 @@ class TorchEngine:
             self.training.error_if_nonfinite,
         )
         assert self.report is not None
+        if self.report.replicas_differ:
+            raise ReplicasDifferError(_replicas_text(self.report))
         norm = float(self.report.norm)
         progress("optimizer")
         skip_reason = None
@@ -116,6 +122,15 @@ def token_loss(logits_BTV: torch.Tensor, labels_BT: torch.Tensor) -> torch.Tenso
     """The sum of cross entropies over the labels that are not ignored, in float32."""
     return F.cross_entropy(
         logits_BTV.flatten(0, 1).float(), labels_BT.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+
+
+def _replicas_text(report: GradNormReport) -> str:
+    held = {part.rank: part.held for part in report.parts}
+    groups = (", ".join(f"rank {rank} {held[rank]:.9g}" for rank in ranks) for ranks in report.replicas_differ)
+    return (
+        "replicas of the same gradients differ, so the replicas of the model drift apart; norms of what each holds: "
+        + "; ".join(groups)
     )
 
 

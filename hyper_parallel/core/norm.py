@@ -15,6 +15,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+LARGEST_FLOAT32 = 2.0**128 - 2.0**103
+"""From here on a float64 value becomes inf when it is rounded to float32."""
+
 CLIP_EPSILON = 1e-6
 """Added to the norm before dividing, as ``torch.nn.utils.clip_grad_norm_`` does."""
 

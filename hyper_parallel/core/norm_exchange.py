@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hyper_parallel.core.norm import combine
+from hyper_parallel.core.norm import LARGEST_FLOAT32, combine
 
 _DIGEST_BYTES = 6  # 48 bits fit exactly into the 53-bit significand of a float64
 
@@ -37,6 +37,7 @@ class RankRecord(NamedTuple):
         peers: fingerprint of the ranks that must hold the same list.
         present: fingerprint of which parameters have a gradient.
         replicas: fingerprint of the ranks that must hold the same gradients bit for bit; 0 where it differs by parameter.
+        float64: 1 where a gradient is float64, else 0.
     """
 
     contributed: float
@@ -48,19 +49,22 @@ class RankRecord(NamedTuple):
     peers: float
     present: float
     replicas: float
+    float64: float
 
 
 class Conclusion(NamedTuple):
     """What every rank concludes from all records, in the order of the ranks.
 
     Attributes:
-        norm: the global norm in float64; 0 where no rank has a gradient element.
+        norm: the global norm in float64; 0 where no rank has a gradient element, inf where its dtype cannot hold it.
+        float64: the norm is to be returned as float64, because some rank has a float64 gradient; else as float32.
         list_differs: positions of ranks whose list of parameters differs from their peers'.
         gradients_missing: a parameter has a gradient on one peer and none on another.
         replicas_differ: groups of positions whose gradients should be equal bit for bit and are not.
     """
 
     norm: float
+    float64: bool
     list_differs: tuple[int, ...]
     gradients_missing: bool
     replicas_differ: tuple[tuple[int, ...], ...]
@@ -86,7 +90,10 @@ def conclude(records: Sequence[RankRecord], p: float) -> Conclusion:
     norm = 0.0 if nothing else combine((record.contributed for record in records), p)
     if math.isfinite(norm) and any(math.isnan(r.held) or (r.held == math.inf and p != -math.inf) for r in records):
         norm = math.nan  # a replica that does not count holds what no step may be taken with
-    return Conclusion(norm, tuple(sorted(list_differs)), gradients_missing, replicas_differ)
+    float64 = any(record.float64 for record in records)
+    if not float64 and norm >= LARGEST_FLOAT32:
+        norm = math.inf
+    return Conclusion(norm, float64, tuple(sorted(list_differs)), gradients_missing, replicas_differ)
 
 
 def _positions_by(records: Sequence[RankRecord], field: str) -> list[tuple[int, ...]]:

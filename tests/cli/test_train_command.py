@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hpcli import app
+from hpcli.config.errors import ConfigError, Problem
 
 
 class Loop(ModuleType):
@@ -88,3 +89,24 @@ def test_a_folder_that_cannot_be_made_ends_before_the_loop(
     assert app.main(["train", good, "--output", "file/out"]) == 1
     assert capfd.readouterr().err == "error: cannot write to the output folder file/out: Not a directory\n"
     assert loop.calls == []
+
+
+@pytest.mark.parametrize("rank, said", [("0", "error: good.yaml: data.path: gone\n"), ("1", "")])
+def test_what_only_the_loop_can_find_is_said_once_and_leaves_no_folder(
+    loop: Loop,
+    good: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    rank: str,
+    said: str,
+) -> None:
+    def train(*_: Any, **__: Any) -> int:
+        raise ConfigError([Problem("good.yaml", None, None, "data.path", "gone")])
+
+    monkeypatch.setattr(loop, "train", train)
+    launcher = {"RANK": rank, "WORLD_SIZE": "4", "LOCAL_RANK": rank, "MASTER_ADDR": "h", "MASTER_PORT": "1"}
+    for name, value in launcher.items():
+        monkeypatch.setenv(name, value)
+    assert app.main(["train", good]) == 2
+    assert capfd.readouterr().err == said
+    assert not Path("runs").exists() or not list(Path("runs").iterdir())

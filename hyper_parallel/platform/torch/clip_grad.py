@@ -63,7 +63,7 @@ class GradNormReport(NamedTuple):
     """The global norm and its parts, the same on every rank.
 
     Attributes:
-        norm: 0-dim, float32 (float64 if a gradient is), on the device of this rank's first gradient.
+        norm: 0-dim, float32 (float64 if a gradient of any rank is), on the device of this rank's first gradient.
         clip_coefficient: by what the gradients were multiplied; 1.0 where nothing was written.
         parts: one per rank, ascending.
         replicas_differ: ranks that hold replicas of the same gradients with different norms.
@@ -210,5 +210,5 @@ def _as_device_mesh(mesh: DeviceMesh | ParallelMesh | None) -> DeviceMesh | None
 def _norm_tensor(measured: Measured, plan: GradientPlan) -> torch.Tensor:
     found = measured.found
     device = found.tensors[0].device if found.tensors else plan.scope.device
-    dtype = torch.float64 if found.arrangement.float64 else torch.float32
+    dtype = torch.float64 if measured.conclusion.float64 else torch.float32
     return torch.tensor(measured.conclusion.norm, dtype=dtype, device=device)

@@ -55,8 +55,8 @@ def fully_shard(
     if isinstance(mesh, ParallelMesh):
         mesh = data_parallel_mesh(mesh)
     modules = [module] if isinstance(module, nn.Module) else list(module)
+    _widen_scalars(modules)
     for part in modules:
-        _widen_scalars(part)
         if mp_policy is not None:
             _store_in_shard_dtype(part, mp_policy)
     sharded = fsdp_fully_shard(
@@ -96,18 +96,21 @@ def _store_in_shard_dtype(module: nn.Module, policy: MixedPrecisionPolicy) -> No
             parameter.data = parameter.data.to(storage).to(SHARD_DTYPE)
 
 
-def _widen_scalars(module: nn.Module) -> None:
+def _widen_scalars(modules: Sequence[nn.Module]) -> None:
     """Give every 0-dim parameter one dimension of size 1, which FSDP2 can shard, and keep it 0-dim for forward.
 
     FSDP2 puts the unsharded parameter into the module's ``_parameters``; a property on a subclass of the module's class reads
-    it from there as 0-dim.
+    it from there as 0-dim. A scalar that several modules share stays one parameter.
     """
-    for owner in list(module.modules()):
+    widened: dict[nn.Parameter, nn.Parameter] = {}
+    for owner in [owner for module in modules for owner in module.modules()]:
         names = [name for name, parameter in owner._parameters.items() if parameter is not None and parameter.ndim == 0]
         for name in names:
             scalar = owner._parameters[name]
             assert scalar is not None
-            owner._parameters[name] = nn.Parameter(scalar.data.reshape(1), requires_grad=scalar.requires_grad)
+            if scalar not in widened:
+                widened[scalar] = nn.Parameter(scalar.data.reshape(1), requires_grad=scalar.requires_grad)
+            owner._parameters[name] = widened[scalar]
         if names:
             views = {name: property(_scalar_view(name)) for name in names}
             owner.__class__ = type(type(owner).__name__, (type(owner),), {**views, "__module__": type(owner).__module__})

@@ -150,12 +150,12 @@ def local_tensors(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _layouts(gradients: list[torch.Tensor]) -> list[Any]:
-    """The DTensors' layouts, None for a plain tensor. FSDP2 gives each gradient its parameter's own layout object, so that
+    """The DTensors' layouts, the dtype of a plain tensor. FSDP2 gives each gradient its parameter's own layout object, so that
     comparing two such lists mostly compares identities."""
     try:
         return list(map(_layout_of, gradients))
     except AttributeError:
-        return [getattr(gradient, "_spec", None) for gradient in gradients]
+        return [getattr(gradient, "_spec", gradient.dtype) for gradient in gradients]
 
 
 def _scalar_like(tensor: torch.Tensor, value: float) -> torch.Tensor:

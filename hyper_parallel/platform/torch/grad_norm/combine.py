@@ -94,6 +94,7 @@ def _exchange(plan: GradientPlan, found: Found, arrangement: Arrangement, p: flo
         peers=plan.peers_fingerprint,
         present=plan.present_fingerprint(found.present),
         replicas=plan.replicas_fingerprint,
+        float64=arrangement.float64,
     )
     return _gather_records(plan.scope, record)
 

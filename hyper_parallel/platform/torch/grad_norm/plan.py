@@ -28,6 +28,8 @@ from hyper_parallel.platform.torch.grad_norm.arrangement import Arrangement, arr
 
 _PLANS_KEPT = 16
 _grad_of = attrgetter("grad")
+_attributes_of = attrgetter("__dict__")
+_layout_of = attrgetter("_spec")
 _trainable = attrgetter("requires_grad")
 
 
@@ -66,15 +68,16 @@ class GradientPlan:
     def __init__(self, tensors: Sequence[torch.Tensor], mesh: DeviceMesh | None, *, are_gradients: bool) -> None:
         self.are_gradients = are_gradients
         self.mesh = mesh  # kept alive, since the cache knows it by its id
+        self.world = _world()
         self.flags = tuple(map(_trainable, tensors))
+        self.layouts = _layouts(tensors)
         kept: dict[int, int] = {}
         for index, tensor in enumerate(tensors):
             if are_gradients or tensor.requires_grad:
                 kept.setdefault(id(tensor), index)
         self.indices = None if len(kept) == len(tensors) else list(kept.values())
         chosen = self.chosen(tensors)
-        self.attributes = [tensor.__dict__ for tensor in chosen]
-        self.scope = _scope(chosen, mesh)
+        self.scope = _scope(tensors, mesh)  # frozen ones too: a rank on which all are frozen still takes part
         self.peers = _peers(self.scope, mesh)
         holdings: dict[tuple[int, Any], Holding] = {}
         self.holdings = [self._holding(tensor, holdings) for tensor in chosen]
@@ -86,6 +89,14 @@ class GradientPlan:
         self.replicas_fingerprint = fingerprint(repr(replicas.pop())) if len(replicas) == 1 else 0
         self._fingerprints: dict[bytes, int] = {}
         self._arrangement: Arrangement | None = None
+
+    def still_describes(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether ``tensors``, at the addresses of those of which the plan was made, have the same layouts and flags."""
+        return (
+            self.layouts == _layouts(tensors)
+            and self.flags == tuple(map(_trainable, tensors))
+            and self.world is _world()
+        )
 
     def chosen(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The trainable ones, each once."""
@@ -107,9 +118,9 @@ class GradientPlan:
             found: list[torch.Tensor | None] = list(chosen)
         else:
             found = list(map(_grad_of, chosen))
-            if any(map(contains, self.attributes, repeat("main_grad"))):
-                for index, attributes in enumerate(self.attributes):
-                    main_grad = attributes.get("main_grad")
+            if any(map(contains, map(_attributes_of, chosen), repeat("main_grad"))):
+                for index, tensor in enumerate(chosen):
+                    main_grad = tensor.__dict__.get("main_grad")
                     found[index] = found[index] if main_grad is None else main_grad
         present = bytes(map(is_not, found, repeat(None)))
         gradients: list[Any] = found if present == self.all_present else list(compress(found, present))
@@ -166,28 +177,36 @@ class GradientPlan:
 
 
 def find_plan(tensors: Sequence[torch.Tensor], mesh: DeviceMesh | None, *, are_gradients: bool) -> GradientPlan:
-    """The plan for this list, from the cache when the very same tensors were seen before."""
+    """The plan for this list, from the cache when the same tensors with the same layouts were seen before.
+
+    An id is only unique while its object lives, and a parameter may become another one in place (``Module.to`` swaps DTensors,
+    which it could not do if the cache held so much as a weak reference): what a plan follows from is compared each time.
+    """
     if are_gradients:  # new tensors in every step
         return GradientPlan(tensors, mesh, are_gradients=True)
     key = (tuple(map(id, tensors)), id(mesh))
-    entry = _plans.get(key)
-    if entry is not None and entry.plan.flags == tuple(map(_trainable, tensors)):
-        return entry.plan
-    plan = GradientPlan(tensors, mesh, are_gradients=False)
-    # An id is only unique while its object lives: a plan goes when one of its tensors does.
-    references = [weakref.ref(tensor, lambda _, key=key: _plans.pop(key, None)) for tensor in tensors]  # type: ignore[misc]
-    _plans[key] = _Entry(plan, references)
+    plan = _plans.get(key)
+    if plan is not None and plan.still_describes(tensors):
+        return plan
+    plan = _plans[key] = GradientPlan(tensors, mesh, are_gradients=False)
     while len(_plans) > _PLANS_KEPT:
         _plans.popitem(last=False)
     return plan
 
 
-class _Entry(NamedTuple):
-    plan: GradientPlan
-    references: list[Any]
+_plans: OrderedDict[Any, GradientPlan] = OrderedDict()
 
 
-_plans: OrderedDict[Any, _Entry] = OrderedDict()
+def _layouts(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """The DTensors' layouts, the shape of a plain tensor."""
+    try:
+        return list(map(_layout_of, tensors))
+    except AttributeError:
+        return [getattr(tensor, "_spec", None) or tensor.shape for tensor in tensors]
+
+
+def _world() -> Any:
+    return dist.group.WORLD if dist.is_initialized() else None
 
 
 def describe(tensor: torch.Tensor) -> str:
@@ -226,8 +245,8 @@ def _replicas(mesh: DeviceMesh, placements: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _scope(tensors: Sequence[torch.Tensor], mesh: DeviceMesh | None) -> Scope:
+    meshes = {id(t.device_mesh): t.device_mesh for t in tensors if isinstance(t, DTensor)}
     if mesh is None:
-        meshes = {id(t.device_mesh): t.device_mesh for t in tensors if isinstance(t, DTensor)}
         if not meshes:
             return Scope(None, (dist.get_rank() if dist.is_initialized() else 0,), torch.device("cpu"))
         spans = {_mesh_ranks(candidate) for candidate in meshes.values()}
@@ -238,6 +257,12 @@ def _scope(tensors: Sequence[torch.Tensor], mesh: DeviceMesh | None) -> Scope:
             )
         mesh = min(meshes.values(), key=lambda candidate: candidate.ndim)
     ranks = _mesh_ranks(mesh)
+    for lain_on in map(_mesh_ranks, meshes.values()):
+        if not set(lain_on) <= set(ranks):
+            raise ValueError(
+                f"parameters lie on ranks {lain_on}, but mesh= spans only ranks {ranks}; "
+                "pass a mesh of all ranks that share the model"
+            )
     return Scope(_group(mesh, ranks), ranks, _communication_device(mesh.device_type))
 
 

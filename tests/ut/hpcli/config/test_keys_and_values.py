@@ -6,6 +6,8 @@ import math
 
 import pytest
 
+from hpcli.config import Problem
+
 
 @pytest.mark.parametrize(
     ("text", "expected"),
@@ -247,6 +249,11 @@ def test_section_without_keys_has_its_defaults(load):
     assert config.training.max_norm == 1.0
     assert config.training.accumulate_allreduce_grads_in_fp32 is True
     assert config.launch.timeout_seconds == 300.0
+
+
+def test_a_problem_is_one_line_whatever_it_quotes():
+    problem = Problem("a\nb.yaml", 3, 4, "c", "d\r\x1b[31m\udc80")
+    assert str(problem) == "a\\nb.yaml:3:4: c: d\\r\\x1b[31m\\udc80"
 
 
 def test_lines_and_sources_of_values_are_known(load):

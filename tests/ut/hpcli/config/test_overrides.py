@@ -60,8 +60,9 @@ def test_override_mends_a_wrong_value_of_the_file(load):
 
 
 def test_override_of_a_section_replaces_it(load):
-    config = load("model: {num_layers: 3}", "model={preset: decoder-small}").config
-    assert (config.model.preset, config.model.num_layers) == ("decoder-small", None)
+    loaded = load("model: {num_layers: 3}", "model={preset: decoder-small}")
+    assert (loaded.config.model.preset, loaded.config.model.num_layers) == ("decoder-small", None)
+    assert not loaded.is_set("model.num_layers")
 
 
 def test_override_reaches_into_an_empty_or_absent_section(load):

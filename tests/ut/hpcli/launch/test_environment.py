@@ -42,6 +42,14 @@ def test_torchrun() -> None:
     assert detect_launcher(TORCHRUN) == Joined("torchrun", 5, 8, 1, 4, "env://")
 
 
+def test_ranks_of_one_host_are_known_only_where_the_launcher_counts_them() -> None:
+    one_host = {**TORCHRUN, "LOCAL_RANK": "5", "LOCAL_WORLD_SIZE": "8"}
+    step = {**SRUN, "SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_TASKS_PER_NODE": "6"}
+    uncounted = {name: value for name, value in one_host.items() if name != "LOCAL_WORLD_SIZE"}
+    results = [detect_launcher(environ) for environ in (one_host, step, TORCHRUN, SRUN, uncounted)]
+    assert [joined.one_host for joined in results if joined] == [True, True, False, False, False]
+
+
 def test_srun_step_finds_the_first_host_and_a_port_of_the_step() -> None:
     joined = detect_launcher(SRUN)
     assert joined == Joined("srun", 5, 7, 1, 3, f"tcp://gpu07:{15000 + (1000 * 31 + 2) % 15000}")

@@ -69,11 +69,11 @@ def test_lines_are_whole_whatever_the_pipe_does() -> None:
     reader.close()
 
 
-def test_relay_shows_rank_0_always_and_others_only_news() -> None:
+def test_relay_shows_a_line_of_many_ranks_once() -> None:
     shown: list[tuple[int, str]] = []
     relay = OutputRelay(lambda rank, line: shown.append((rank, line)))
     relay.feed(0, [b"hello", b"hello"], 0.0)
-    relay.feed(1, [b"hello", b"news"], 0.0)
+    relay.feed(1, [b"hello", b"hello", b"hello", b"news"], 0.0)
     relay.feed(1, [b"[W1201 00:01:02.5 77 file.cpp:1] careful"], 0.0)
     relay.feed(2, [b"[W1201 00:01:03.7 78 file.cpp:1] careful", b"10%\r100%"], 0.0)
     relay.flush(HOLD_SECONDS / 2)
@@ -82,6 +82,7 @@ def test_relay_shows_rank_0_always_and_others_only_news() -> None:
     assert shown == [
         (0, "hello"),
         (0, "hello"),
+        (1, "hello"),
         (1, "news"),
         (1, "[W1201 00:01:02.5 77 file.cpp:1] careful"),
         (2, "100%"),

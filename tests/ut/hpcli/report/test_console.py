@@ -143,6 +143,17 @@ def test_a_terminal_gets_a_live_line_and_its_cursor_back(
     assert "step 4/4" in text
 
 
+def test_a_terminal_shows_that_the_ranks_are_starting_and_a_pipe_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    for stream in (Terminal(), io.StringIO()):
+        console = ConsoleReport(stream)
+        console.wait()
+        console.close()
+        assert ("starting the ranks" in stream.getvalue()) == stream.isatty()
+
+
 def test_a_run_that_breaks_off_gives_the_cursor_back(
     events: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
