@@ -74,7 +74,7 @@ def _fill(figure: Any, history: History, title: str, max_norm: float | None) -> 
     above.set_title("Loss (mean cross entropy per valid token)", fontsize=10, loc="left")
     above.set_ylabel("loss")
     below.plot(history.steps, history.norms, color="#1f5fa8", **line)
-    below.set_title("Global gradient norm, before clipping", fontsize=10, loc="left")
+    below.set_title("Gradient norm, before clipping", fontsize=10, loc="left")
     below.set_ylabel("norm")
     below.set_xlabel("step")
     finite = [norm for norm in history.norms if isfinite(norm)]
@@ -84,7 +84,7 @@ def _fill(figure: Any, history: History, title: str, max_norm: float | None) -> 
         threshold = {"color": "#b5490b", "linestyle": "--", "linewidth": 1.2}
         if finite and max_norm > 10 * max(finite):
             # So far above every norm it would flatten the curve: it is named in the legend, and not drawn.
-            below.plot([], [], label=f"clipped above {max_norm:g} (not on this axis)", **threshold)
+            below.plot([], [], label=f"clipped above {max_norm:g}, off the axis", **threshold)
         else:
             below.axhline(max_norm, label=f"clipped above {max_norm:g}", **threshold)
     if history.skipped:
@@ -93,7 +93,7 @@ def _fill(figure: Any, history: History, title: str, max_norm: float | None) -> 
                 history.skipped, 0, 1, transform=panel.get_xaxis_transform(), colors="#777777"
             )
             lines.set(linestyle=":", linewidth=1)
-        lines.set_label("skipped: norm not finite")
+        lines.set_label("skipped, not finite")
     if not any(isfinite(loss) for loss in history.losses):
         above.text(0.5, 0.5, "no finite loss", transform=above.transAxes, ha="center", va="center")
     if not finite:
