@@ -53,8 +53,12 @@ class TorchEngine:
         self.model: Any = hyper_parallel.parallelize(
             model, mesh, _plan(config), policy, offload, device_type=device_type
         )
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer = Optimizer(dict(model.named_parameters()), config.optimizer, policy)
+        trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self.parameters = list(trainable.values())
+        # The optimizer works on plain views of the shards: elementwise arithmetic needs nothing of what a DTensor knows, and
+        # torch derives the layout of every DTensor operation anew in each rank (a third of a second at the first step).
+        self.shards = [_shard_of(parameter).detach().requires_grad_() for parameter in self.parameters]
+        self.optimizer = Optimizer(dict(zip(trainable, self.shards, strict=True)), config.optimizer, policy)
         self.report: GradNormReport | None = None
 
     def step(
@@ -86,12 +90,22 @@ class TorchEngine:
         progress("optimizer")
         skip_reason = None
         if math.isfinite(norm):
-            self.optimizer.step(lr)
+            self._update(lr)
         else:
             skip_reason = f"the gradient norm is {norm}; the weights were left as they are"
         self.optimizer.zero_grad()
+        for parameter in self.parameters:
+            parameter.grad = None
         gathering.wait()
         return StepResult(math.fsum(losses.tolist()), norm, self.report.clip_coefficient, skip_reason)
+
+    def _update(self, lr: float) -> None:
+        for parameter, shard in zip(self.parameters, self.shards, strict=True):
+            now = _shard_of(parameter)
+            if shard.data_ptr() != now.data_ptr():  # FSDP2 may move shards (padding, pinning) until the first forward
+                shard.data = now
+            shard.grad = None if parameter.grad is None else _shard_of(parameter.grad)
+        self.optimizer.step(lr)
 
     def rank_row(self) -> dict[str, Any]:
         assert self.report is not None
@@ -116,6 +130,12 @@ class TorchEngine:
 
     def _tensor(self, array: Any) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
+
+
+def _shard_of(tensor: Any) -> torch.Tensor:
+    """This rank's part of a DTensor, the very memory."""
+    with torch.no_grad():  # where gradients are recorded, to_local would give a view that autograd tracks
+        return tensor.to_local()
 
 
 def token_loss(logits_BTV: torch.Tensor, labels_BT: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The optimizer: torch's fused kernels on float32 master weights, the same implementation with and without offload."""
+"""The optimizer: torch's AdamW or SGD on float32 master weights, the same implementation with and without offload."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Optimizer:
         if settings.name == "adamw":
             self.inner = torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
         else:
-            self.inner = torch.optim.SGD(groups, lr=settings.lr, fused=True)
+            # torch 2.13 has no sharding strategy for _fused_sgd_: NotImplementedError on DTensors
+            self.inner = torch.optim.SGD(groups, lr=settings.lr, foreach=True)
 
     def step(self, lr: float) -> None:
         """One update with learning rate ``lr``."""

@@ -59,7 +59,7 @@ class Conclusion(NamedTuple):
         norm: the global norm in float64; 0 where no rank has a gradient element, inf where its dtype cannot hold it.
         float64: the norm is to be returned as float64, because some rank has a float64 gradient; else as float32.
         list_differs: positions of ranks whose list of parameters differs from their peers'.
-        gradients_missing: a parameter has a gradient on one peer and none on another.
+        gradients_missing: a parameter has a gradient on one peer and none on another, or is not in its (empty) list.
         replicas_differ: groups of positions whose gradients should be equal bit for bit and are not.
     """
 
@@ -80,7 +80,7 @@ def conclude(records: Sequence[RankRecord], p: float) -> Conclusion:
         if len(set(lists)) > 1:
             usual = max(set(lists), key=lists.count)
             list_differs += [i for i in positions if records[i].parameters not in (0, usual)]
-        gradients_missing |= len({records[i].present for i in positions if records[i].parameters}) > 1
+        gradients_missing |= len({records[i].present for i in positions}) > 1
     replicas_differ = tuple(
         positions
         for positions in _positions_by(records, "replicas")

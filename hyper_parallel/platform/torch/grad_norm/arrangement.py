@@ -16,7 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from hyper_parallel.core.norm import combine
-from hyper_parallel.platform.torch.grad_norm.local import norm_of_flat, norm_of_many
+from hyper_parallel.platform.torch.grad_norm.local import alike, norm_of_flat, norm_of_many
 
 _layout_of = attrgetter("_spec")
 _local_of = attrgetter("_local_tensor")
@@ -108,14 +108,14 @@ class Arrangement:
         """The norms of the elements on this rank. One pass per buffer; the other gradients are packed."""
         counted: list[float] = []
         uncounted: list[float] = []
-        single = list(self.single)
+        single = self.single
         for buffer in self.buffers:
             if buffer.gaps is not None and p == -math.inf:  # padding zeros would be the minimum
-                single += buffer.members(range(len(locals_)))
+                single = [*single, *buffer.members(range(len(locals_)))]
                 continue
             (counted if buffer.counts else uncounted).append(norm_of_flat(buffer.flat(locals_), p))
         for wanted, parts in ((True, counted), (False, uncounted)):
-            chosen = [locals_[index] for index in single if self.counts[index] == wanted]
+            chosen = [locals_[index] for index in single if self.counts[index] is wanted] if single else []
             if chosen:
                 parts.append(norm_of_many(chosen, p))
         contributed = combine(counted, p)
@@ -127,12 +127,8 @@ class Arrangement:
         for buffer in self.buffers:
             flat = buffer.flat(locals_)
             flat.mul_(_scalar_like(flat, coefficient))
-        groups: dict[tuple[torch.device, torch.dtype], dict[int, torch.Tensor]] = {}
-        for index in self.single:
-            tensor = locals_[index]
-            groups.setdefault((tensor.device, tensor.dtype), {})[id(tensor)] = tensor
-        for group in groups.values():
-            tensors = list(group.values())
+        single = {id(tensor): tensor for tensor in (locals_[index] for index in self.single)}
+        for tensors in alike(list(single.values())) if single else ():
             scalar = _scalar_like(tensors[0], coefficient)
             if foreach:
                 torch._foreach_mul_(tensors, scalar)

@@ -30,6 +30,7 @@ _PLANS_KEPT = 16
 _grad_of = attrgetter("grad")
 _attributes_of = attrgetter("__dict__")
 _layout_of = attrgetter("_spec")
+_local_of = attrgetter("_local_tensor")
 _trainable = attrgetter("requires_grad")
 
 
@@ -122,9 +123,14 @@ class GradientPlan:
                 for index, tensor in enumerate(chosen):
                     main_grad = tensor.__dict__.get("main_grad")
                     found[index] = found[index] if main_grad is None else main_grad
-        present = bytes(map(is_not, found, repeat(None)))
-        gradients: list[Any] = found if present == self.all_present else list(compress(found, present))
-        locals_ = local_tensors(gradients)
+        gradients: list[Any] = found
+        present = self.all_present
+        try:
+            locals_ = list(map(_local_of, gradients))
+        except AttributeError:  # plain tensors or None among them
+            present = bytes(map(is_not, found, repeat(None)))
+            gradients = list(compress(found, present))
+            locals_ = local_tensors(gradients)
         arrangement = self._arrangement
         if arrangement is None or not arrangement.holds(gradients, locals_, present):
             arrangement = self._arrangement = self.arrange(gradients, locals_, present, self.counts)
