@@ -305,9 +305,17 @@ def _resolve(config: Path, ranks: int | None, overrides: list[Override]) -> tupl
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run hpcli and return its exit code. Whatever goes wrong ends as one message on standard error."""
-    from hpcli.report.failures import explain, interrupted, silence, tolerate_any_text
+    from hpcli.report.failures import (
+        EndedBySignal,
+        explain,
+        interrupted,
+        replace_closed_streams,
+        silence,
+        tolerate_any_text,
+    )
 
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    replace_closed_streams()
     tolerate_any_text(sys.stdout, sys.stderr)
     try:
         code = typer.main.get_command(app)(args=arguments, prog_name="hpcli", standalone_mode=False)
@@ -315,8 +323,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         silence(sys.stdout)
         return 1
-    except (KeyboardInterrupt, typer.Abort):
-        return interrupted()
+    except (KeyboardInterrupt, EndedBySignal, typer.Abort) as cause:
+        return interrupted(cause)
     except Exception as error:  # noqa: BLE001  (the last resort: said as an internal error)
         return explain(error, debug="--debug" in arguments)
     return interrupted() if code == 130 else int(code or 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from hpcli.config.errors import Problem, dotted, shorten
+from hpcli.config.schema import SECTIONS
 from hpcli.config.suggest import unknown_key
 from hpcli.config.tree import Path, Place, Tree, Unreadable, read_tree
 
@@ -42,7 +43,7 @@ def apply_override(tree: Tree, override: Override) -> None:
     for depth, part in enumerate(parts[:-1], start=1):
         if not isinstance(node.get(part), dict):
             inside = node.get(part)
-            if inside is not None and tree.places[path[:depth]].source == tree.source:
+            if depth == 1 and part in SECTIONS and inside is not None:
                 return None  # the file has a value where a section belongs, and that is what will be reported
             if inside is not None:
                 return report(unknown_key(path), path)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import select
 import stat
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from hpcli.config.errors import Problem
 from hpcli.config.tree import Unreadable
 
 MAX_BYTES = 128 * 1024
+PIPE_SECONDS = 10
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufeff\uff00-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -58,6 +61,8 @@ def _read_bytes(path: Path) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
             raise IsADirectoryError
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode) and not select.select([descriptor], [], [], PIPE_SECONDS)[0]:
+            raise TimeoutError(errno.ETIMEDOUT, f"a named pipe into which nothing was written for {PIPE_SECONDS} s")
         os.set_blocking(descriptor, True)
         return file.read(MAX_BYTES + 1)
 

@@ -168,7 +168,7 @@ class RankServer:
             with other, open(self._folder / "server.log", "wb") as log:
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", _BOOT, *arguments, self._warm_up, json.dumps(sys.path)],
-                    env=server_environment(os.environ, self._device),
+                    env={"TORCHINDUCTOR_CACHE_DIR": str(self._folder / "inductor")} | server_environment(os.environ, self._device),
                     pass_fds=(other.fileno(),),
                     stdin=subprocess.DEVNULL,
                     stdout=log,

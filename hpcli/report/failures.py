@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
+import threading
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
 FAILED = 1
@@ -34,8 +37,39 @@ def explain(error: Exception, *, debug: bool) -> int:
     return code
 
 
-def interrupted() -> int:
-    """Ctrl-C: say so, and leave with the shell's code for it."""
+class EndedBySignal(BaseException):
+    """SIGTERM or SIGHUP: the run ends as at Ctrl-C, records and all. (A KeyboardInterrupt would lose its number in typer.)"""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def signals_end_the_run() -> Iterator[None]:
+    """Inside, SIGTERM (a scheduler's) and SIGHUP (a lost terminal's, unless ignored) raise EndedBySignal."""
+
+    def end(number: int, frame: object) -> None:
+        raise EndedBySignal(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signals = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is signal.SIG_DFL]
+    for number in signals:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in signals:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def interrupted(cause: BaseException | None = None) -> int:
+    """Ctrl-C or another signal: say so, and leave with the shell's code for it."""
+    if isinstance(cause, EndedBySignal):
+        _say(f"ended by {signal.Signals(cause.number).name}")
+        return 128 + cause.number
     _say("interrupted")
     return INTERRUPTED
 
@@ -45,6 +79,13 @@ def tolerate_any_text(*streams: TextIO) -> None:
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def replace_closed_streams() -> None:
+    """Where the shell closed standard output or error (``>&-``), what is said there goes nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  (open until the process ends)
 
 
 def silence(stream: TextIO) -> None:

@@ -13,6 +13,7 @@ from hpcli.config.validate import ResolvedConfig
 from hpcli.data.text import DataError, load_documents
 from hpcli.launch import RankServer, detect_launcher, run_joined
 from hpcli.models.description import describe_model, frozen_names
+from hpcli.report.failures import signals_end_the_run
 from hpcli.report.sink import make_sink
 from hpcli.train.planted import planted_failure
 from hyper_parallel.core.precision import MixedPrecisionPolicy
@@ -46,7 +47,7 @@ def train(resolved: ResolvedConfig, *, config_file: Path, output: Path, json: bo
         if joined is not None:
             run_joined(joined, TARGET, payload, timeout_seconds=timeout, on_event=sink.handle)
         else:
-            with RankServer(device) as server:
+            with signals_end_the_run(), RankServer(device) as server:
                 server.run(
                     TARGET, payload, resolved.world_size, timeout_seconds=timeout, on_event=sink.handle
                 )

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hpcli.config.schema import Config
-from hpcli.data.text import TextBatches
+from hpcli.data.text import TextBatches, load_documents
 from hpcli.models.presets import PRESETS
 from hpcli.train.torch_engine import TorchEngine
 from hyper_parallel.core.mesh import ParallelMesh
@@ -19,6 +19,7 @@ from hyper_parallel.core.mesh import ParallelMesh
 def warm_up() -> None:
     """Train two steps of a very small decoder on the CPU under a process group that sends nothing."""
     torch.set_num_threads(1)
+    load_documents(None)  # the module that holds the text is imported once, not in every rank
     sizes = PRESETS["decoder-tiny"] | {"hidden_size": 16, "num_layers": 1, "ffn_size": 16, "freeze": []}
     config = Config.model_validate({"model": {"preset": "decoder-tiny", **sizes}})
     batches = TextBatches([b"hyper parallel"], seq_length=4, batch_size=2, seed=0, shuffle=True)

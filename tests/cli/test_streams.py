@@ -90,3 +90,9 @@ def test_whatever_a_command_raises_ends_as_a_message(
     if isinstance(error, RankFailure):
         app.main(["validate", "x.yaml", "--debug"])
         assert "Traceback" in (said := capfd.readouterr().err) and "where\n" in said
+
+
+def test_closed_standard_output_is_no_error(good: str, tmp_path: Path) -> None:
+    command = f"{sys.executable} -m hpcli validate {good} >&- 2>err"
+    code = subprocess.run(command, shell=True, cwd=tmp_path, check=False).returncode
+    assert (code, (tmp_path / "err").read_text()) == (0, "")

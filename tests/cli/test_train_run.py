@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -126,3 +127,25 @@ def processes_marked(mark: Path) -> list[int]:
         except OSError:
             continue
     return found
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "words"),
+    [(signal.SIGTERM, 143, "ended by SIGTERM"), (signal.SIGINT, 130, "interrupted")],
+)
+def test_a_signal_ends_the_run_with_what_there_is_recorded(
+    tmp_path: Path, number: signal.Signals, code: int, words: str
+) -> None:
+    command = (*HPCLI, "train", CONFIGS / "fsdp4.yaml", "--output", tmp_path, "--steps", "100000")
+    with start(command, HPCLI_TEST_MARK=str(tmp_path)) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("step 1/"):
+                break
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stderr) == (code, f"{words}\n")
+    kinds = [json.loads(line)["event"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert kinds[0] == "start" and "step" in kinds and kinds[-1] == "stopped"
+    assert (tmp_path / "loss_and_norm.png").exists()
+    assert processes_marked(tmp_path) == []

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from hyper_parallel.core.mesh import ParallelMesh
 from hyper_parallel.core.norm import check_max_norm, clip_coefficient, parse_norm_type
 from hyper_parallel.platform.torch.grad_norm.combine import Measured, measure, require_finite
-from hyper_parallel.platform.torch.grad_norm.plan import Found, GradientPlan, find_plan
+from hyper_parallel.platform.torch.grad_norm.plan import Found, GradientPlan, locate
 from hyper_parallel.platform.torch.mesh import device_mesh
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -106,7 +106,7 @@ def clip_grad_norm_(
         GradientMismatchError: (a RuntimeError) the ranks list different parameters.
         ValueError: ``max_norm`` negative or NaN, ``norm_type`` not a norm.
     """
-    return grad_norm_report(parameters, max_norm, norm_type, error_if_nonfinite, foreach, mesh=mesh).norm
+    return _measured_and_clipped(parameters, max_norm, norm_type, error_if_nonfinite, foreach, mesh)[1]
 
 
 @_outside_autograd
@@ -120,14 +120,7 @@ def grad_norm_report(
     mesh: DeviceMesh | ParallelMesh | None = None,
 ) -> GradNormReport:
     """:func:`clip_grad_norm_` that also returns the parts of the norm. Without ``max_norm`` it measures only."""
-    p, bound = parse_norm_type(norm_type), check_max_norm(max_norm)
-    tensors = _listed(parameters)
-    plan = find_plan(tensors, _as_device_mesh(mesh), are_gradients=False)
-    measured = measure(plan, tensors, p)
-    if error_if_nonfinite:
-        require_finite(measured, plan, p, _module_names(parameters))
-    norm = _norm_tensor(measured, plan)
-    coefficient = _clip(measured.found, float(norm), bound, foreach)
+    measured, norm, coefficient = _measured_and_clipped(parameters, max_norm, norm_type, error_if_nonfinite, foreach, mesh)
     parts = tuple(
         RankPart(rank, int(r.with_gradient), int(r.without_gradient), r.held, r.contributed)
         for rank, r in zip(measured.ranks, measured.records, strict=True)
@@ -154,8 +147,8 @@ def get_total_norm(
     """
     p = parse_norm_type(norm_type)
     listed = _listed(tensors)
-    plan = find_plan(listed, _as_device_mesh(mesh), are_gradients=True)
-    measured = measure(plan, listed, p)
+    plan, found = locate(listed, _as_device_mesh(mesh), are_gradients=True)
+    measured = measure(plan, found, listed, p)
     if error_if_nonfinite:
         require_finite(measured, plan, p, None)
     return _norm_tensor(measured, plan)
@@ -171,12 +164,33 @@ def clip_grads_with_norm_(
     changes nothing.
 
     Raises:
-        ValueError: ``max_norm`` negative or NaN.
+        ValueError: ``max_norm`` negative or NaN, ``total_norm`` negative.
     """
-    bound = check_max_norm(max_norm)
+    bound, norm = check_max_norm(max_norm), float(total_norm)
+    if norm < 0:
+        raise ValueError(f"total_norm must be a norm, which is never negative, not {norm!r}")
     tensors = _listed(parameters)
-    found = find_plan(tensors, None, are_gradients=False).find(tensors)
-    _clip(found, float(total_norm), bound, foreach)
+    _, found = locate(tensors, None, are_gradients=False)
+    _clip(found, norm, bound, foreach)
+
+
+def _measured_and_clipped(
+    parameters: Parameters,
+    max_norm: float,
+    norm_type: float | str,
+    error_if_nonfinite: bool,
+    foreach: bool | None,
+    mesh: DeviceMesh | ParallelMesh | None,
+) -> tuple[Measured, torch.Tensor, float]:
+    """What every rank reported, the norm, and the coefficient by which the gradients were multiplied."""
+    p, bound = parse_norm_type(norm_type), check_max_norm(max_norm)
+    tensors = _listed(parameters)
+    plan, found = locate(tensors, _as_device_mesh(mesh), are_gradients=False)
+    measured = measure(plan, found, tensors, p)
+    if error_if_nonfinite:
+        require_finite(measured, plan, p, _module_names(parameters))
+    norm = _norm_tensor(measured, plan)
+    return measured, norm, _clip(found, float(norm), bound, foreach)
 
 
 def _clip(found: Found, norm: float, max_norm: float, foreach: bool | None) -> float:

@@ -34,6 +34,7 @@ def init_process_group(
         raise ValueError(f"unknown device {device!r}; known: {', '.join(BACKENDS)}")
     if device == "cpu":
         torch.set_num_threads(1)
+    forget_meshes()
     dist.init_process_group(
         BACKENDS[device],
         init_method=init_method,
@@ -41,6 +42,16 @@ def init_process_group(
         world_size=world_size,
         timeout=None if timeout_seconds is None else timedelta(seconds=timeout_seconds),
     )
+
+
+def forget_meshes() -> None:
+    """Drop what torch and this module remember of meshes of an earlier process group.
+
+    Torch 2.13 caches the layouts that DTensor operations give, and finds them again by the mesh's ranks alone: a process that
+    was another rank then (or was forked from one) would get a mesh on which it believes to be that rank.
+    """
+    _meshes.clear()
+    torch._C._clear_DTensor_sharding_propagator_cache()
 
 
 _meshes: dict[tuple[ParallelMesh, str], tuple[DeviceMesh, dist.ProcessGroup | None]] = {}

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -38,7 +40,7 @@ class Buffer(NamedTuple):
     Attributes:
         first: position of a gradient that lies in it.
         members: picks the addresses of its non-empty gradients out of the addresses of all gradients.
-        offsets: those addresses relative to the first of them, in bytes.
+        offsets: those addresses relative to the first of them, in bytes, int64.
         start: offset of the first member from the beginning of the storage, in bytes.
         gaps: element indices that belong to no gradient and must be zero (padding); None where there are none.
         counts: the gradients in it count on this rank.
@@ -46,7 +48,7 @@ class Buffer(NamedTuple):
 
     first: int
     members: Any
-    offsets: list[int]
+    offsets: npt.NDArray[np.int64]
     start: int
     nbytes: int
     dtype: torch.dtype
@@ -57,7 +59,7 @@ class Buffer(NamedTuple):
         """Whether the same gradients tile one storage of the same size in the same way again."""
         mine = self.members(addresses)
         base = mine[0]
-        if [address - base for address in mine] != self.offsets:
+        if mine != tuple((self.offsets + base).tolist()):
             return False
         first = locals_[self.first]
         storage = first.untyped_storage()
@@ -171,7 +173,7 @@ def arrange(
     empty = {index for index, tensor in enumerate(locals_) if not tensor.numel()}
     single = [index for index in range(len(locals_)) if index not in in_buffers and index not in empty]
     sizes = list(map(_size_of, locals_))
-    float64 = any(tensor.dtype == torch.float64 for tensor in locals_)
+    float64 = any(tensor.dtype in (torch.float64, torch.complex128) for tensor in locals_)
     return Arrangement(present, _layouts(gradients), buffers, single, counts, sizes, float64)
 
 
@@ -191,7 +193,7 @@ def _buffer(locals_: list[torch.Tensor], indices: list[int], counts: list[bool])
     buffer = Buffer(
         first=indices[0],
         members=members,
-        offsets=[address - addresses[0] for address in addresses],
+        offsets=np.array(addresses, np.int64) - addresses[0],
         start=addresses[0] - first.untyped_storage().data_ptr(),
         nbytes=nbytes,
         dtype=first.dtype,
@@ -205,10 +207,11 @@ def _gaps(pieces: list[tuple[int, int]], total: int) -> torch.Tensor | None:
     """Indices of the elements that no piece (offset, length) covers; None if pieces overlap or cover less than half."""
     uncovered = []
     end = 0
-    for offset, length in sorted(pieces):
+    for offset, length in [*sorted(pieces), (total, 0)]:
         if offset < end:
             return None
-        uncovered.append(torch.arange(end, offset))
+        if offset > end:
+            uncovered.append(torch.arange(end, offset))
         end = offset + length
-    gaps = torch.cat([*uncovered, torch.arange(end, total)])
+    gaps = torch.cat(uncovered) if uncovered else torch.empty(0, dtype=torch.int64)
     return gaps if len(gaps) <= total // 2 else None

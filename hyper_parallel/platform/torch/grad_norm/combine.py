@@ -38,15 +38,14 @@ class Measured(NamedTuple):
     conclusion: Conclusion
 
 
-def measure(plan: GradientPlan, tensors: Sequence[torch.Tensor], p: float) -> Measured:
-    """The global norm of this step's gradients.
+def measure(plan: GradientPlan, found: Found, tensors: Sequence[torch.Tensor], p: float) -> Measured:
+    """The global norm of this step's gradients, ``found`` by ``plan`` for the list ``tensors``.
 
     One collective; three where some parameter has a gradient on one rank and none on a peer.
 
     Raises:
         GradientMismatchError: the ranks' lists of parameters differ; on every rank, naming the first difference.
     """
-    found = plan.find(tensors)
     records = _exchange(plan, found, found.arrangement, p)
     conclusion = conclude(records, p)
     if conclusion.list_differs:
@@ -103,7 +102,7 @@ def _gather_records(scope: Scope, record: RankRecord) -> tuple[RankRecord, ...]:
     if scope.group is None:
         return (record,)
     mine = torch.tensor(record, dtype=torch.float64, device=scope.device)
-    everyone = torch.zeros(len(scope.ranks) * len(record), dtype=torch.float64, device=scope.device)
+    everyone = torch.empty(len(scope.ranks) * len(record), dtype=torch.float64, device=scope.device)
     dist.all_gather_single(everyone, mine, group=scope.group)
     return tuple(RankRecord(*row) for row in everyone.view(len(scope.ranks), -1).tolist())
 

@@ -15,7 +15,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import compress, repeat
-from operator import attrgetter, contains, is_not
+from operator import attrgetter, is_not
 from typing import Any, NamedTuple
 
 import torch
@@ -27,8 +27,8 @@ from hyper_parallel.core.norm_exchange import fingerprint
 from hyper_parallel.platform.torch.grad_norm.arrangement import Arrangement, arrange, local_tensors
 
 _PLANS_KEPT = 16
+_FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _grad_of = attrgetter("grad")
-_attributes_of = attrgetter("__dict__")
 _layout_of = attrgetter("_spec")
 _local_of = attrgetter("_local_tensor")
 _trainable = attrgetter("requires_grad")
@@ -67,6 +67,9 @@ class GradientPlan:
     """Everything about a list of parameters that does not change from step to step."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], mesh: DeviceMesh | None, *, are_gradients: bool) -> None:
+        for index, tensor in enumerate(tensors):
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"entry {index} of the list is a {type(tensor).__name__}, not a tensor")
         self.are_gradients = are_gradients
         self.mesh = mesh  # kept alive, since the cache knows it by its id
         self.world = _world()
@@ -113,16 +116,9 @@ class GradientPlan:
         return known[key]
 
     def find(self, tensors: Sequence[torch.Tensor]) -> Found:
-        """This step's gradients: ``main_grad`` where a parameter has one, else ``.grad``."""
+        """This step's gradients."""
         chosen = self.chosen(tensors)
-        if self.are_gradients:
-            found: list[torch.Tensor | None] = list(chosen)
-        else:
-            found = list(map(_grad_of, chosen))
-            if any(map(contains, map(_attributes_of, chosen), repeat("main_grad"))):
-                for index, tensor in enumerate(chosen):
-                    main_grad = tensor.__dict__.get("main_grad")
-                    found[index] = found[index] if main_grad is None else main_grad
+        found = list(chosen) if self.are_gradients else _gradients(chosen)
         gradients: list[Any] = found
         present = self.all_present
         try:
@@ -135,6 +131,26 @@ class GradientPlan:
         if arrangement is None or not arrangement.holds(gradients, locals_, present):
             arrangement = self._arrangement = self.arrange(gradients, locals_, present, self.counts)
         return Found(gradients, locals_, present, arrangement)
+
+    def recognise(self, tensors: Sequence[torch.Tensor]) -> Found | None:
+        """:meth:`find` where all gradients lie in buffers as they did in the last step; else, or where unsure, None.
+
+        As many trainable tensors, whose gradients have the layouts of this plan and tile the same buffers, are what the plan
+        was made of: no two of them are one parameter, and all that the plan knows follows from the layouts.
+        """
+        arrangement = self._arrangement
+        if arrangement is None or arrangement.single or self.indices is not None or len(tensors) != len(self.flags):
+            return None
+        try:
+            if self.world is not _world() or not all(map(_trainable, tensors)):
+                return None
+            gradients: list[Any] = _gradients(tensors)
+            locals_ = list(map(_local_of, gradients))
+        except AttributeError:  # plain tensors or None among them
+            return None
+        if not arrangement.holds(gradients, locals_, self.all_present):
+            return None
+        return Found(gradients, locals_, self.all_present, arrangement)
 
     def arrange(
         self,
@@ -165,8 +181,13 @@ class GradientPlan:
         return names[original] if names else f"index {original}"
 
     def _check_gradient(self, index: int, gradient: torch.Tensor) -> None:
-        if gradient.is_sparse:
+        if gradient.layout != torch.strided:
             raise ValueError(f"gradient {index} is sparse; call .to_dense() on it first")
+        if gradient.is_meta or not (gradient.is_complex() or gradient.dtype in _FLOATING):
+            raise ValueError(
+                f"gradient {index} is {gradient.dtype} on {gradient.device}; a norm needs float64, float32, bfloat16, "
+                "float16 or complex values"
+            )
         if not isinstance(gradient, DTensor):
             return
         if any(placement.is_partial() for placement in gradient.placements):
@@ -180,6 +201,21 @@ class GradientPlan:
                 f"gradient {index} has placements {gradient.placements}, its parameter {layout.placements}; "
                 "redistribute the gradient to its parameter's placements"
             )
+
+
+def locate(
+    tensors: Sequence[torch.Tensor], mesh: DeviceMesh | None, *, are_gradients: bool
+) -> tuple[GradientPlan, Found]:
+    """The plan for this list and this step's gradients."""
+    global _latest
+    if _latest is not None and _latest.mesh is mesh and not are_gradients:
+        found = _latest.recognise(tensors)
+        if found is not None:
+            return _latest, found
+    plan = find_plan(tensors, mesh, are_gradients=are_gradients)
+    if not are_gradients:
+        _latest = plan
+    return plan, plan.find(tensors)
 
 
 def find_plan(tensors: Sequence[torch.Tensor], mesh: DeviceMesh | None, *, are_gradients: bool) -> GradientPlan:
@@ -201,6 +237,17 @@ def find_plan(tensors: Sequence[torch.Tensor], mesh: DeviceMesh | None, *, are_g
 
 
 _plans: OrderedDict[Any, GradientPlan] = OrderedDict()
+_latest: GradientPlan | None = None
+
+
+def _gradients(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """``main_grad`` where a parameter has one, else ``.grad``."""
+    found = list(map(_grad_of, parameters))
+    if any(map(hasattr, parameters, repeat("main_grad"))):
+        for index, parameter in enumerate(parameters):
+            main_grad = getattr(parameter, "main_grad", None)
+            found[index] = found[index] if main_grad is None else main_grad
+    return found
 
 
 def _layouts(tensors: Sequence[torch.Tensor]) -> list[Any]:

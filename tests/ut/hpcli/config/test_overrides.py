@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hpcli.config import Override
+from hpcli.config.errors import ConfigError
+from hpcli.config.load import load_config
 
 
 @pytest.mark.parametrize(
@@ -82,3 +84,11 @@ def test_wrong_section_in_the_file_is_reported_despite_an_override(problem):
 def test_options_with_names_of_their_own_are_reported_by_them(problem):
     override = Override("training.steps=0", label="--steps 0")
     assert problem("{}", override).startswith("--steps 0: training.steps: 0 is out of range")
+
+
+def test_override_below_a_value_is_refused_even_where_the_file_sets_that_value(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("training: {steps: 2}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, ["training.steps.x=4"])
+    assert "training.steps.x: unknown key" in str(caught.value)

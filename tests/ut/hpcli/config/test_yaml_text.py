@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from hpcli.config import ConfigError, load_config
+from hpcli.config import ConfigError, load_config, reading
 
 NOT_SECTIONS = "a configuration has sections, such as model: {preset: decoder-tiny}"
 
@@ -162,9 +163,19 @@ def test_unreadable_file_is_one_line(monkeypatch):
     assert message("x.yaml") == "x.yaml: this file may not be read; check its permissions"
 
 
-def test_a_pipe_without_a_writer_does_not_hang():
+def test_a_pipe_without_a_writer_does_not_hang(monkeypatch):
     os.mkfifo("x.yaml")
-    assert message("x.yaml") == f"x.yaml: there is nothing in this file; {NOT_SECTIONS}"
+    monkeypatch.setattr(reading, "PIPE_SECONDS", 0.1)
+    assert "a named pipe into which nothing was written for 0.1 s" in message("x.yaml")
+
+
+def test_a_pipe_is_read_when_its_writer_is_slow():
+    os.mkfifo("x.yaml")
+    text = "training: {steps: 7}\n"
+    writer = threading.Timer(0.2, lambda: Path("x.yaml").write_text(text))
+    writer.start()
+    assert load_config(Path("x.yaml")).config.training.steps == 7
+    writer.join()
 
 
 def test_odd_names_stay_on_one_line():

@@ -297,3 +297,26 @@ def test_autograd_records_nothing(parameter):
     norm = clip_grad_norm_([p], 1.0)
     assert not norm.requires_grad
     assert p.grad.grad_fn is not None  # the gradient's own history is the caller's
+
+
+def test_clip_by_a_negative_norm_is_refused():
+    with pytest.raises(ValueError, match="never negative"):
+        clip_grads_with_norm_([torch.nn.Parameter(torch.ones(2))], 1.0, -5.0)
+
+
+def test_norm_of_complex128_gradients_is_float64():
+    parameter = torch.nn.Parameter(torch.zeros(4, dtype=torch.complex128))
+    parameter.grad = torch.full((4,), 1e200 + 0j, dtype=torch.complex128)
+    assert clip_grad_norm_([parameter], math.inf).item() == pytest.approx(2e200)
+
+
+def test_float8_gradient_is_refused_before_anything_is_scaled():
+    wide, narrow = torch.nn.Parameter(torch.zeros(2)), torch.zeros(2).to(torch.float8_e4m3fn)
+    wide.grad, wide.main_grad = torch.ones(2), narrow
+    with pytest.raises(ValueError, match="float8_e4m3fn"):
+        clip_grad_norm_([wide], 0.1)
+
+
+def test_entry_that_is_no_tensor_is_named():
+    with pytest.raises(TypeError, match="entry 1 of the list is a NoneType"):
+        clip_grad_norm_([torch.nn.Parameter(torch.ones(2)), None], 1.0)
