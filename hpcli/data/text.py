@@ -6,18 +6,15 @@ content nor the number of valid tokens in them, by which the loss is divided.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from hpcli.data.documents import DataError
+
 IGNORED = -100
 """The label of a position that is not trained on (torch's ``ignore_index``)."""
-
-
-class DataError(ValueError):
-    """The text cannot be trained on; the message says why."""
 
 
 class Batch(NamedTuple):
@@ -32,25 +29,6 @@ class Batch(NamedTuple):
         return [Batch(self.inputs[i : i + size], self.labels[i : i + size]) for i in starts]
 
 
-def load_documents(path: str | None) -> list[bytes]:
-    """The documents of a text file (one), or of the built-in text: the reference prose that CPython carries for ``help()``.
-
-    Raises:
-        DataError: the file cannot be read or is empty.
-    """
-    if path is None:
-        from pydoc_data.topics import topics
-
-        return [topics[name].encode() for name in sorted(topics)]
-    try:
-        text = Path(path).read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    if len(text) < 2:
-        raise DataError(f"{path} has {len(text)} bytes; at least 2 are needed to predict one from another")
-    return [text]
-
-
 class TextBatches:
     """Global batches of byte sequences.
 
@@ -62,15 +40,11 @@ class TextBatches:
     """
 
     def __init__(self, documents: list[bytes], *, seq_length: int, batch_size: int, seed: int, shuffle: bool) -> None:
-        starts = [(doc, at) for doc, text in enumerate(documents) for at in range(0, len(text) - 1, seq_length)]
-        if not starts:
+        pieces = [_cut(np.frombuffer(text, np.uint8), seq_length) for text in documents if len(text) > 1]
+        if not pieces:
             raise DataError("the text has no two consecutive bytes to learn from")
-        self.bytes = np.zeros((len(starts), seq_length + 1), np.uint8)
-        self.valid = np.zeros(len(starts), np.int64)
-        for row, (doc, at) in enumerate(starts):
-            piece = documents[doc][at : at + seq_length + 1]
-            self.bytes[row, : len(piece)] = np.frombuffer(piece, np.uint8)
-            self.valid[row] = len(piece) - 1
+        self.bytes = np.concatenate([rows for rows, _ in pieces])
+        self.valid = np.concatenate([valid for _, valid in pieces])
         self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
 
     def valid_tokens(self, step: int) -> int:
@@ -95,3 +69,13 @@ class TextBatches:
         if not self.shuffle:
             return np.arange(len(self.bytes))
         return np.random.Generator(np.random.Philox(key=[self.seed, epoch])).permutation(len(self.bytes))
+
+
+def _cut(text: npt.NDArray[np.uint8], seq_length: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """A document as rows of ``seq_length`` + 1 bytes, each beginning with the last one of the row before, and how many bytes of
+    each row are predicted. The last row is padded with zeros."""
+    starts = np.arange(0, len(text) - 1, seq_length)
+    padded = np.zeros(len(starts) * seq_length + 1, np.uint8)
+    padded[: len(text)] = text
+    rows = np.lib.stride_tricks.sliding_window_view(padded, seq_length + 1)[::seq_length]
+    return rows, np.minimum(seq_length, len(text) - 1 - starts)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from fnmatch import fnmatchcase
-from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpcli.config.schema import ModelSection
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 class ParameterSpec(NamedTuple):
@@ -32,6 +33,8 @@ def describe_model(model: ModelSection) -> dict[str, ParameterSpec]:
 
 def initial_value(name: str, spec: ParameterSpec, seed: int) -> npt.NDArray[np.float32]:
     """The float32 initial value of the parameter ``name``."""
+    import numpy as np
+
     if spec.standard_deviation is None:
         return np.ones(spec.shape, np.float32)
     key = int.from_bytes(hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=16).digest(), "little")

@@ -6,7 +6,8 @@ import time
 from typing import Any
 
 from hpcli.config.schema import Config, OptimizerSection
-from hpcli.data.text import TextBatches, load_documents
+from hpcli.data.documents import load_documents
+from hpcli.data.text import TextBatches
 from hpcli.launch.context import RankContext
 from hpcli.report.verdict import norm_verdict
 from hpcli.train.engine import Engine, StepResult

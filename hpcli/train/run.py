@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcli.config.errors import ConfigError, Problem
 from hpcli.config.validate import ResolvedConfig
-from hpcli.data.text import DataError, load_documents
-from hpcli.launch import RankServer, detect_launcher, run_joined
+from hpcli.data.documents import DataError, load_documents
+from hpcli.launch import Joined, RankServer, detect_launcher, run_joined
 from hpcli.models.description import describe_model, frozen_names
 from hpcli.report.failures import signals_end_the_run
-from hpcli.report.sink import make_sink
 from hpcli.train.planted import planted_failure
 from hyper_parallel.core.precision import MixedPrecisionPolicy
+
+if TYPE_CHECKING:
+    from hpcli.report.sink import Sink
 
 TARGET = "hpcli.train.loop:run"
 
@@ -30,28 +31,44 @@ def train(resolved: ResolvedConfig, *, config_file: Path, output: Path, json: bo
         ReportError: metrics cannot be written.
     """
     check_contents(resolved)
-    config = resolved.config
+    device = device_type(resolved.config.device)
     joined = detect_launcher(os.environ)
-    device = device_type(config.device)
-    payload = {
-        "config": config.model_dump(mode="json"),
+    if joined is not None:
+        return _train_joined(joined, resolved, _payload(resolved, device, config_file, output), output, json=json)
+    with signals_end_the_run(), RankServer(device) as server:  # it imports and warms up while the rest is made ready
+        payload = _payload(resolved, device, config_file, output)
+        with _sink(resolved, output, json=json) as sink:
+            timeout = resolved.config.launch.timeout_seconds
+            server.run(TARGET, payload, resolved.world_size, timeout_seconds=timeout, on_event=sink.handle)
+    return 1 if sink.failed else 0
+
+
+def _train_joined(
+    joined: Joined, resolved: ResolvedConfig, payload: dict[str, Any], output: Path, *, json: bool
+) -> int:
+    timeout = resolved.config.launch.timeout_seconds
+    if joined.rank != 0 or joined.scheduler:
+        run_joined(joined, TARGET, payload, timeout_seconds=timeout, on_event=lambda event: None)
+        return 0
+    with _sink(resolved, output, json=json) as sink:
+        run_joined(joined, TARGET, payload, timeout_seconds=timeout, on_event=sink.handle)
+    return 1 if sink.failed else 0
+
+
+def _sink(resolved: ResolvedConfig, output: Path, *, json: bool) -> Sink:
+    from hpcli.report.sink import make_sink
+
+    config = resolved.config
+    return make_sink(output, json=json, logging=config.logging, max_norm=config.training.max_norm)
+
+
+def _payload(resolved: ResolvedConfig, device: str, config_file: Path, output: Path) -> dict[str, Any]:
+    return {
+        "config": resolved.config.model_dump(mode="json"),
         "mesh": asdict(resolved.mesh),
         "device": device,
         "start": _start(resolved, device, config_file, output),
     }
-    timeout = config.launch.timeout_seconds
-    if joined is not None and (joined.rank != 0 or joined.scheduler):
-        run_joined(joined, TARGET, payload, timeout_seconds=timeout, on_event=lambda event: None)
-        return 0
-    with make_sink(output, json=json, logging=config.logging, max_norm=config.training.max_norm) as sink:
-        if joined is not None:
-            run_joined(joined, TARGET, payload, timeout_seconds=timeout, on_event=sink.handle)
-        else:
-            with signals_end_the_run(), RankServer(device) as server:
-                server.run(
-                    TARGET, payload, resolved.world_size, timeout_seconds=timeout, on_event=sink.handle
-                )
-    return 1 if sink.failed else 0
 
 
 def check_contents(resolved: ResolvedConfig) -> None:
@@ -122,6 +139,8 @@ def _start(resolved: ResolvedConfig, device: str, config_file: Path, output: Pat
 
 
 def _version(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(package)
     except PackageNotFoundError:

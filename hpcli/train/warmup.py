@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hpcli.config.schema import Config
-from hpcli.data.text import TextBatches, load_documents
+from hpcli.data.documents import load_documents
+from hpcli.data.text import TextBatches
 from hpcli.models.presets import PRESETS
 from hpcli.train.torch_engine import TorchEngine
 from hyper_parallel.core.mesh import ParallelMesh

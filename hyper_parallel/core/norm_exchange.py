@@ -52,6 +52,9 @@ class RankRecord(NamedTuple):
     float64: float
 
 
+_SAME_FROM, _SAME_TO = RankRecord._fields.index("parameters"), RankRecord._fields.index("present") + 1
+
+
 class Conclusion(NamedTuple):
     """What every rank concludes from all records, in the order of the ranks.
 
@@ -72,15 +75,15 @@ class Conclusion(NamedTuple):
 
 def conclude(records: Sequence[RankRecord], p: float) -> Conclusion:
     """Combine the ranks' records; every rank that holds the same records gets the same bits."""
-    peers = _positions_by(records, "peers")
     list_differs: list[int] = []
     gradients_missing = False
-    for positions in peers:
-        lists = [records[i].parameters for i in positions if records[i].parameters]
-        if len(set(lists)) > 1:
-            usual = max(set(lists), key=lists.count)
-            list_differs += [i for i in positions if records[i].parameters not in (0, usual)]
-        gradients_missing |= len({records[i].present for i in positions}) > 1
+    if len({record[_SAME_FROM:_SAME_TO] for record in records}) > 1:  # nearly always, all say the same
+        for positions in _positions_by(records, "peers"):
+            lists = [records[i].parameters for i in positions if records[i].parameters]
+            if len(set(lists)) > 1:
+                usual = max(set(lists), key=lists.count)
+                list_differs += [i for i in positions if records[i].parameters not in (0, usual)]
+            gradients_missing |= len({records[i].present for i in positions}) > 1
     replicas_differ = tuple(
         positions
         for positions in _positions_by(records, "replicas")

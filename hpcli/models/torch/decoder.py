@@ -103,7 +103,7 @@ class Decoder(nn.Module):
     def __init__(self, model: ModelSection) -> None:
         super().__init__()
         assert model.vocab_size and model.hidden_size and model.num_layers and model.norm_eps is not None
-        self.embedding = nn.Embedding(model.vocab_size, model.hidden_size)
+        self.embedding = _Embedding(model.vocab_size, model.hidden_size)
         self.layers = nn.ModuleList(Layer(model) for _ in range(model.num_layers))
         self.norm = RMSNorm(model.hidden_size, model.norm_eps)
         self.head = _linear(model.hidden_size, model.vocab_size)
@@ -117,5 +117,15 @@ class Decoder(nn.Module):
         return self.head(self.norm(x_BTD))
 
 
+class _Linear(nn.Linear):
+    def reset_parameters(self) -> None:
+        """Nothing: build_model gives every value, and drawing them on the meta device takes torch a millisecond a matrix."""
+
+
+class _Embedding(nn.Embedding):
+    def reset_parameters(self) -> None:
+        """Nothing, as for _Linear."""
+
+
 def _linear(inputs: int, outputs: int) -> nn.Linear:
-    return nn.Linear(inputs, outputs, bias=False)
+    return _Linear(inputs, outputs, bias=False)

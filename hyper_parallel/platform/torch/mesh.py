@@ -58,7 +58,8 @@ _meshes: dict[tuple[ParallelMesh, str], tuple[DeviceMesh, dist.ProcessGroup | No
 
 
 def device_mesh(mesh: ParallelMesh, device_type: str | None = None) -> DeviceMesh:
-    """The torch device mesh of all axes of ``mesh``, named as in ``core.mesh.AXES``; made once per process group.
+    """The torch device mesh of ``mesh``: its axes of more than one rank, and ``dp_shard`` always, named and ordered as in
+    ``core.mesh.AXES``; made once per process group.
 
     Collective on its first call: every rank must make it.
 
@@ -71,7 +72,8 @@ def device_mesh(mesh: ParallelMesh, device_type: str | None = None) -> DeviceMes
         device_type = device_type or _default_device_type()
     entry = _meshes.get((mesh, device_type))
     if entry is None or entry[1] is not world:
-        made = init_device_mesh(device_type, mesh.sizes, mesh_dim_names=AXES)
+        axes = tuple(axis for axis in AXES if axis == "dp_shard" or getattr(mesh, axis) > 1)  # each axis costs groups
+        made = init_device_mesh(device_type, tuple(getattr(mesh, axis) for axis in axes), mesh_dim_names=axes)
         entry = _meshes[mesh, device_type] = (made, world)
     return entry[0]
 

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from hpcli.config.schema import Config
-from hpcli.data.text import IGNORED, TextBatches, load_documents
+from hpcli.data.documents import load_documents
+from hpcli.data.text import IGNORED, TextBatches
 from hpcli.train import torch_engine
 from hpcli.train.torch_engine import TorchEngine
 from hyper_parallel import ParallelMesh

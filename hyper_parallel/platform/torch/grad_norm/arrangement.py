@@ -57,9 +57,8 @@ class Buffer(NamedTuple):
 
     def still_there(self, locals_: Sequence[torch.Tensor], addresses: Sequence[int]) -> bool:
         """Whether the same gradients tile one storage of the same size in the same way again."""
-        mine = self.members(addresses)
-        base = mine[0]
-        if mine != tuple((self.offsets + base).tolist()):
+        base = addresses[self.first]
+        if list(self.members(addresses)) != (self.offsets + base).tolist():
             return False
         first = locals_[self.first]
         storage = first.untyped_storage()
@@ -172,6 +171,7 @@ def arrange(
     in_buffers = {index for buffer in buffers for index in buffer.members(range(len(locals_)))}
     empty = {index for index, tensor in enumerate(locals_) if not tensor.numel()}
     single = [index for index in range(len(locals_)) if index not in in_buffers and index not in empty]
+    single.sort(key=lambda index: tuple(locals_[index].shape[1:]))  # neighbours that can be concatenated
     sizes = list(map(_size_of, locals_))
     float64 = any(tensor.dtype in (torch.float64, torch.complex128) for tensor in locals_)
     return Arrangement(present, _layouts(gradients), buffers, single, counts, sizes, float64)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcli.data.text import IGNORED, Batch, DataError, TextBatches, load_documents
+from hpcli.data.documents import DataError, load_documents
+from hpcli.data.text import IGNORED, Batch, TextBatches
 
 DOCUMENTS = [b"abcdefgh", b"xyz", b"q", b"", b"0123456789"]
 # predicted bytes in sequences of 3: "abcdefgh" has 7 (3, 3, 1), "xyz" 2, "q" and "" none, the digits 9 (3, 3, 3)
