@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,8 +20,6 @@ from torch.distributed.tensor import DTensor
 from hyper_parallel.core.norm import combine
 from hyper_parallel.platform.torch.grad_norm.local import alike, norm_of_flat, norm_of_many
 
-_layout_of = attrgetter("_spec")
-_local_of = attrgetter("_local_tensor")
 _address_of = torch.Tensor.data_ptr
 _size_of = torch.Tensor.numel
 
@@ -55,10 +53,11 @@ class Buffer(NamedTuple):
     gaps: torch.Tensor | None
     counts: bool
 
-    def still_there(self, locals_: Sequence[torch.Tensor], addresses: Sequence[int]) -> bool:
-        """Whether the same gradients tile one storage of the same size in the same way again."""
+    def still_there(self, locals_: Sequence[torch.Tensor], addresses: Sequence[int], *, moved: bool = True) -> bool:
+        """Whether the same gradients tile one storage of the same size in the same way again. Where none has ``moved``, their
+        offsets need no look."""
         base = addresses[self.first]
-        if list(self.members(addresses)) != (self.offsets + base).tolist():
+        if moved and list(self.members(addresses)) != (self.offsets + base).tolist():
             return False
         first = locals_[self.first]
         storage = first.untyped_storage()
@@ -94,6 +93,7 @@ class Arrangement:
         self.counts = counts
         self.sizes = sizes
         self.float64 = float64
+        self._addresses: list[int] | None = None
         self.elements = sum(size for size, counted in zip(sizes, counts, strict=True) if counted)
 
     def holds(self, gradients: list[torch.Tensor], locals_: list[torch.Tensor], present: bytes) -> bool:
@@ -103,7 +103,11 @@ class Arrangement:
         if not self.buffers:
             return list(map(_size_of, locals_)) == self.sizes
         addresses = list(map(_address_of, locals_))
-        return all(buffer.still_there(locals_, addresses) for buffer in self.buffers)
+        moved = addresses != self._addresses
+        if not all(buffer.still_there(locals_, addresses, moved=moved) for buffer in self.buffers):
+            return False
+        self._addresses = addresses
+        return True
 
     def measure(self, locals_: list[torch.Tensor], p: float) -> LocalNorm:
         """The norms of the elements on this rank. One pass per buffer; the other gradients are packed."""
@@ -141,7 +145,7 @@ class Arrangement:
 def local_tensors(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
     """This rank's part of each gradient. (``DTensor.to_local`` records a view for autograd, which costs 50 times more.)"""
     try:
-        return list(map(_local_of, gradients))
+        return [gradient._local_tensor for gradient in gradients]  # type: ignore[attr-defined]
     except AttributeError:  # plain tensors among them
         return [g._local_tensor if isinstance(g, DTensor) else g for g in gradients]
 
@@ -150,7 +154,7 @@ def _layouts(gradients: list[torch.Tensor]) -> list[Any]:
     """The DTensors' layouts, the dtype of a plain tensor. FSDP2 gives each gradient its parameter's own layout object, so that
     comparing two such lists mostly compares identities."""
     try:
-        return list(map(_layout_of, gradients))
+        return [gradient._spec for gradient in gradients]  # type: ignore[attr-defined]
     except AttributeError:
         return [getattr(gradient, "_spec", gradient.dtype) for gradient in gradients]
 

@@ -29,8 +29,6 @@ from hyper_parallel.platform.torch.grad_norm.arrangement import Arrangement, arr
 _PLANS_KEPT = 16
 _FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _grad_of = attrgetter("grad")
-_layout_of = attrgetter("_spec")
-_local_of = attrgetter("_local_tensor")
 _trainable = attrgetter("requires_grad")
 
 
@@ -122,7 +120,7 @@ class GradientPlan:
         gradients: list[Any] = found
         present = self.all_present
         try:
-            locals_ = list(map(_local_of, gradients))
+            locals_ = [gradient._local_tensor for gradient in gradients]
         except AttributeError:  # plain tensors or None among them
             present = bytes(map(is_not, found, repeat(None)))
             gradients = list(compress(found, present))
@@ -145,7 +143,7 @@ class GradientPlan:
             if self.world is not _world() or not all(map(_trainable, tensors)):
                 return None
             gradients: list[Any] = _gradients(tensors)
-            locals_ = list(map(_local_of, gradients))
+            locals_ = [gradient._local_tensor for gradient in gradients]
         except AttributeError:  # plain tensors or None among them
             return None
         if not arrangement.holds(gradients, locals_, self.all_present):
@@ -253,7 +251,7 @@ def _gradients(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
 def _layouts(tensors: Sequence[torch.Tensor]) -> list[Any]:
     """The DTensors' layouts, the shape of a plain tensor."""
     try:
-        return list(map(_layout_of, tensors))
+        return [tensor._spec for tensor in tensors]  # type: ignore[attr-defined]
     except AttributeError:
         return [getattr(tensor, "_spec", None) or tensor.shape for tensor in tensors]
 
