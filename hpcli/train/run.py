@@ -14,7 +14,7 @@ from hpcli.launch import Joined, RankServer, detect_launcher, run_joined
 from hpcli.models.description import describe_model, frozen_names
 from hpcli.report.failures import signals_end_the_run
 from hpcli.train.planted import planted_failure
-from hyper_parallel.core.precision import MixedPrecisionPolicy
+from hpcli.train.precision import precision_policy
 
 if TYPE_CHECKING:
     from hpcli.report.sink import Sink
@@ -113,11 +113,7 @@ def device_type(device: str) -> str:
 def _start(resolved: ResolvedConfig, device: str, config_file: Path, output: Path) -> dict[str, Any]:
     config, mesh = resolved.config, resolved.mesh
     training = config.training
-    policy = MixedPrecisionPolicy(
-        training.params_dtype,
-        training.compute_dtype,
-        "float32" if training.accumulate_allreduce_grads_in_fp32 else None,
-    )
+    policy = precision_policy(config)
     return {
         "config_file": str(config_file),
         "output": str(output),

@@ -15,25 +15,16 @@ from hpcli.config.schema import Config
 from hpcli.data.text import IGNORED, Batch
 from hpcli.models.torch.build import build_model
 from hpcli.train.engine import StepResult
+from hpcli.train.precision import precision_policy
 from hpcli.train.torch_optimizer import Optimizer
 from hyper_parallel.core.mesh import ParallelMesh
 from hyper_parallel.core.plan import ParallelPlan
-from hyper_parallel.core.precision import MixedPrecisionPolicy, OffloadPolicy
+from hyper_parallel.core.precision import OffloadPolicy
 from hyper_parallel.platform.torch.clip_grad import GradNormReport
 
 
 class ReplicasDifferError(RuntimeError):
     """Ranks that hold replicas of the same gradients hold different ones. Raised on every rank alike."""
-
-
-def precision_policy(config: Config) -> MixedPrecisionPolicy:
-    """The dtypes that a configuration asks for."""
-    training = config.training
-    return MixedPrecisionPolicy(
-        params_dtype=training.params_dtype,
-        compute_dtype=training.compute_dtype,
-        reduce_dtype="float32" if training.accumulate_allreduce_grads_in_fp32 else None,
-    )
 
 
 class TorchEngine:
