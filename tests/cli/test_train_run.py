@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -77,14 +78,13 @@ def test_torchrun_on_one_node_and_on_two_gives_the_bits_of_local_ranks(tmp_path:
     assert len(expected) == 2
     torchrun = (sys.executable, "-m", "torch.distributed.run")
     command = ("-m", "hpcli", "train", CONFIGS / "fsdp4.yaml", "--steps", "2", "--json", "--output")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = port_that_nobody_is_given()
     pair = ("--nnodes", 2, "--nproc-per-node", 2, "--master-addr", "127.0.0.1", "--master-port", port)
     nodes = [start((*torchrun, *pair, "--node-rank", i, *command, tmp_path / "two")) for i in (0, 1)]
     for_one = start((*torchrun, "--standalone", "--nproc-per-node", 4, *command, tmp_path / "one"))
-    outputs = [process.communicate(timeout=240)[0] for process in (*nodes, for_one)]
-    assert [process.returncode for process in (*nodes, for_one)] == [0, 0, 0]
+    ended = [(process.communicate(timeout=240), process.returncode) for process in (*nodes, for_one)]
+    assert [code for _, code in ended] == [0, 0, 0], [errors[-3000:] for (_, errors), code in ended if code]
+    outputs = [output for (output, _), _ in ended]
     assert losses_and_norms(outputs[0]) == expected
     assert outputs[1] == ""  # only rank 0 reports
     assert losses_and_norms(outputs[2]) == expected
@@ -115,6 +115,18 @@ def test_failing_rank_is_named_and_nothing_survives(tmp_path: Path, kind: str, w
     while processes_marked(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert processes_marked(tmp_path) == []
+
+
+def port_that_nobody_is_given() -> int:
+    """A free port below those that the system hands out, which another process could get before torchrun listens on it."""
+    for port in random.sample(range(20_000, 32_000), 100):
+        with socket.socket() as free:
+            try:
+                free.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free port")
 
 
 def processes_marked(mark: Path) -> list[int]:
