@@ -43,6 +43,8 @@ found["backends"] = []
 if dist.is_available():
     found["backends"] += ["gloo"] * dist.is_gloo_available() + ["nccl"] * dist.is_nccl_available()
 found["cuda"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+from hyper_parallel.platform import npu_sim
+found["sim-npu"] = npu_sim.obstacle()
 """,
     "torch_npu": """
 import torch, torch_npu
@@ -90,7 +92,12 @@ def examine() -> dict[str, Any]:
         "system": {"platform": platform.platform(), **_cpus(), **_memory()},
         "frameworks": frameworks,
         "packages": {name: _installed(name) for name in PACKAGES},
-        "devices": {"cuda": torch.get("cuda", []), "npu": npu.get("npu", []), "cann": _cann()},
+        "devices": {
+            "cuda": torch.get("cuda", []),
+            "npu": npu.get("npu", []),
+            "cann": _cann(),
+            "sim-npu": {"usable": torch.get("sim-npu", "torch is missing") is None, "obstacle": torch.get("sim-npu")},
+        },
         "backends": {
             "gloo": "gloo" in torch.get("backends", []),
             "nccl": "nccl" in torch.get("backends", []),
@@ -218,6 +225,8 @@ def report_lines(findings: dict[str, Any]) -> list[str]:
         names = devices[kind]
         lines.append(f"  {kind:<12} {len(names)} x {names[0]}" if names else f"  {kind:<12} none found")
     lines.append(f"  CANN         {devices['cann'] or 'not found'}")
+    simulated = devices["sim-npu"]
+    lines.append(f"  sim-npu      {'usable (simulated)' if simulated['usable'] else simulated['obstacle'] or 'needs torch'}")
     lines += ["", "Distributed backends"]
     for name, device in (("gloo", "CPU"), ("nccl", "CUDA"), ("hccl", "Ascend")):
         lines.append(
@@ -265,7 +274,8 @@ def _remedies(findings: dict[str, Any]) -> dict[str, str]:
         elif found["state"] == "broken":
             needs = name == "torch_npu" and findings["devices"]["cann"] is None
             wanted[name] = (
-                "install CANN (https://www.hiascend.com/cann); without it set TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+                "install CANN (https://www.hiascend.com/cann); until then, scripts other than hpcli need "
+                "TORCH_DEVICE_BACKEND_AUTOLOAD=0 to import torch"
                 if needs
                 else f"reinstall: pip install --force-reinstall {name}=={found['version']}"
             )

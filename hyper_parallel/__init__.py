@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from hyper_parallel.api import (
         clip_grad_norm_,
         clip_grads_with_norm_,
+        finish_gradients,
         fully_shard,
         get_total_norm,
         grad_norm_report,
         init,
+        mark_shared,
         parallelize,
     )
     from hyper_parallel.core.mesh import ParallelMesh
@@ -30,6 +32,8 @@ _HOMES = {
     "get_total_norm": "hyper_parallel.api",
     "clip_grads_with_norm_": "hyper_parallel.api",
     "grad_norm_report": "hyper_parallel.api",
+    "finish_gradients": "hyper_parallel.api",
+    "mark_shared": "hyper_parallel.api",
     "ParallelMesh": "hyper_parallel.core.mesh",
     "ParallelPlan": "hyper_parallel.core.plan",
     "MixedPrecisionPolicy": "hyper_parallel.core.precision",
@@ -43,10 +47,12 @@ __all__ = [
     "ParallelPlan",
     "clip_grad_norm_",
     "clip_grads_with_norm_",
+    "finish_gradients",
     "fully_shard",
     "get_total_norm",
     "grad_norm_report",
     "init",
+    "mark_shared",
     "parallelize",
 ]
 

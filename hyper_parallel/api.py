@@ -25,6 +25,7 @@ def init(
     rank: int = -1,
     world_size: int = -1,
     timeout_seconds: float | None = None,
+    strict_dtypes: bool = False,
 ) -> None:
     """Do what must happen before the first operation: threads, device, default process group.
 
@@ -33,8 +34,9 @@ def init(
 
     Args:
         platform: "torch".
-        device: "cpu" (gloo), "cuda" (nccl) or "npu" (hccl).
+        device: "cpu" (gloo), "cuda" (nccl), "npu" (hccl) or "sim-npu" (a simulated NPU in host memory).
         timeout_seconds: how long a collective may wait for the other ranks; ``None`` is the backend's default.
+        strict_dtypes: the simulated NPU refuses dtypes as Ascend does; nothing elsewhere.
 
     Raises:
         ValueError: an unknown platform or device.
@@ -42,7 +44,14 @@ def init(
     if platform not in _PLATFORMS:
         raise ValueError(f"unknown platform {platform!r}; known: {', '.join(_PLATFORMS)}")
     start = import_module(f"{_PLATFORMS[platform]}.mesh").init_process_group
-    start(device, init_method=init_method, rank=rank, world_size=world_size, timeout_seconds=timeout_seconds)
+    start(
+        device,
+        init_method=init_method,
+        rank=rank,
+        world_size=world_size,
+        timeout_seconds=timeout_seconds,
+        strict_dtypes=strict_dtypes,
+    )
 
 
 def parallelize(
@@ -82,10 +91,22 @@ def grad_norm_report(parameters: Any, *arguments: Any, **options: Any) -> Any:
     return _on_parameters("grad_norm_report", parameters, arguments, options)
 
 
-def _on_parameters(function: str, parameters: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def finish_gradients(parameters: Any, mesh: Any = None) -> None:
+    """Complete the gradients after backward: add up those of which other ranks hold a part (see :func:`mark_shared`)."""
+    _on_parameters("finish_gradients", parameters, (mesh,), {}, module="finish_gradients")
+
+
+def mark_shared(parameter: Any, group: Any) -> None:
+    """Declare that the ranks of ``group`` hold copies of one parameter, each with a part of its gradient."""
+    _implementation(parameter, "finish_gradients", "mark_shared")(parameter, group)
+
+
+def _on_parameters(
+    function: str, parameters: Any, arguments: tuple[Any, ...], options: dict[str, Any], module: str = "clip_grad"
+) -> Any:
     if _platform(parameters) is None and isinstance(parameters, Iterable):
         parameters = list(parameters)
-    return _implementation(parameters, "clip_grad", function)(parameters, *arguments, **options)
+    return _implementation(parameters, module, function)(parameters, *arguments, **options)
 
 
 def _implementation(subject: Any, module: str, function: str | None = None) -> Any:

@@ -36,6 +36,9 @@ def run_joined(
     use_one_thread(os.environ)
     if joined.one_host:
         meet_on_loopback(os.environ)
+    from hyper_parallel.platform.torch.loading import import_torch
+
+    import_torch()
     import torch
 
     torch.set_num_threads(1)

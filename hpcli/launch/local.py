@@ -32,6 +32,8 @@ _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv.pop()); import hpcli.launch.server as s; s.main()"
 )
 
+_WARM_UPS = {"cpu": "warm", "sim-npu": "warm_simulated_npu", "npu": "load_npu"}
+
 
 class RankServer:
     """Context manager around one server process that has imported everything and warmed up.
@@ -44,12 +46,12 @@ class RankServer:
         """Prepare a server for ranks that train on `device`.
 
         Args:
-            device: "cpu" warms up with a training step; for others modules are only imported, since a device
-                must not be touched before the fork.
+            device: "cpu" and "sim-npu" warm up with a training step; for others modules are only imported,
+                since a device must not be touched before the fork.
             warm_up: "package.module:function" to call in the server instead.
         """
         self._device = device
-        self._warm_up = warm_up or f"hpcli.launch.warm:{'warm' if device == 'cpu' else 'load'}"
+        self._warm_up = warm_up or f"hpcli.launch.warm:{_WARM_UPS.get(device, 'load')}"
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._folder: Path | None = None
@@ -267,9 +269,10 @@ def server_environment(environment: Mapping[str, str], device: str) -> dict[str,
     """One thread per rank, decided before any library reads it, and local ranks meet on the loopback device."""
     result = dict(environment)
     use_one_thread(result)
-    if device == "cpu":
+    # torch_npu is loaded where it is asked for; by itself it breaks `import torch` on machines without CANN.
+    result["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    if device in ("cpu", "sim-npu"):
         # Autograd starts a thread for every accelerator it sees, and initialises CUDA: neither survives a fork.
         result["CUDA_VISIBLE_DEVICES"] = ""
-        result["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     meet_on_loopback(result)
     return result

@@ -19,6 +19,34 @@ def warm() -> None:
     _check_no_process_group()
 
 
+def warm_simulated_npu() -> None:
+    """As :func:`warm`, on the CPU and then on the simulated NPU, which is in place in the ranks from then on.
+
+    In this order: with the first backward pass, torch starts a thread for every accelerator that it sees.
+    """
+    warm()
+    from hpcli.train.warmup import warm_up
+    from hyper_parallel.platform.npu_sim import SimulatedNpuError, install
+
+    try:
+        install()
+    except SimulatedNpuError as error:
+        raise LaunchError(str(error)) from error
+    warm_up("sim-npu")
+    _check_no_process_group()
+
+
+def load_npu() -> None:
+    """As :func:`load`, with torch_npu. Raises LaunchError with the remedy where it or CANN is missing."""
+    load()
+    from hyper_parallel.platform.torch.loading import DeviceMissingError, load_torch_npu
+
+    try:
+        load_torch_npu()
+    except DeviceMissingError as error:
+        raise LaunchError(str(error)) from error
+
+
 def load() -> None:
     """Import everything, touch no device."""
     try:

@@ -105,6 +105,9 @@ def device_type(device: str) -> str:
 
     if not accelerator_count("auto"):
         return "cpu"
+    from hyper_parallel.platform.torch.loading import import_torch
+
+    import_torch()  # whose extensions may be broken
     import torch
 
     return "cuda" if torch.cuda.is_available() else "npu"

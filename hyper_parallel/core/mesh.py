@@ -7,7 +7,7 @@ apart. Expert parallelism multiplies no ranks: it carves ``dp_shard`` into ``dp_
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -236,12 +236,10 @@ def check_batch(mesh: ParallelMesh, global_batch_size: int, micro_batch_size: in
 def check_transformer(
     mesh: ParallelMesh,
     *,
-    hidden_size: int,
-    num_heads: int,
-    num_kv_heads: int,
-    ffn_size: int,
-    seq_length: int,
     num_layers: int,
+    cut: Mapping[str, int],
+    sequence: int,
+    image_positions: int = 0,
     sequence_parallel: bool = False,
     interleave: int = 1,
 ) -> list[LayoutProblem]:
@@ -249,17 +247,51 @@ def check_transformer(
 
     Torch turns some of these into a view error, others into an abort inside gloo, so they are refused before any
     process starts.
+
+    Args:
+        cut: configuration key -> size of everything that tensor parallelism cuts.
+        sequence: tokens of text.
+        image_positions: positions that an image takes in the same sequence.
     """
     tp_key = CONFIG_KEYS["tp"]
-    checks = [
-        check_divisible("model.hidden_size", hidden_size, tp_key, mesh.tp),
-        check_divisible("model.num_heads", num_heads, tp_key, mesh.tp),
-        check_divisible("model.num_kv_heads", num_kv_heads, tp_key, mesh.tp),
-        check_divisible("model.ffn_size", ffn_size, tp_key, mesh.tp),
-    ]
+    checks = [check_divisible(key, size, tp_key, mesh.tp) for key, size in cut.items()]
     if sequence_parallel:
-        checks.append(check_divisible("training.seq_length", seq_length, tp_key, mesh.tp))
+        checks.append(_check_sequence(sequence, image_positions, mesh.tp))
     stages = mesh.pp * interleave
     stages_key = "the number of pipeline stages (pipeline_parallel x pipeline_parallel_interleave_num)"
-    checks.append(check_divisible("model.num_layers", num_layers, stages_key, stages))
+    if mesh.pp > 1:
+        checks.append(check_divisible("model.num_layers", num_layers, stages_key, stages))
+    return [problem for problem in checks if problem]
+
+
+def _check_sequence(text: int, image: int, tp: int) -> LayoutProblem | None:
+    """Sequence parallelism gives each rank as many positions."""
+    key, tp_key = "training.seq_length", CONFIG_KEYS["tp"]
+    if not image:
+        return check_divisible(key, text, tp_key, tp)
+    beyond = (text + image) % tp
+    if not beyond:
+        return None
+    nearest = " or ".join(str(n) for n in (text - beyond, text - beyond + tp) if n > 0)
+    return LayoutProblem(
+        key,
+        text,
+        f"{text}, and the {image} positions of the image before it, make {text + image}, which is not divisible by "
+        f"{tp_key} {tp}; {nearest} would work, or change {tp_key}",
+    )
+
+
+def check_experts(
+    mesh: ParallelMesh, *, num_experts: int, expert_ffn_size: int, hidden_size: int
+) -> list[LayoutProblem]:
+    """What expert, tensor and fully sharded parallelism demand of stacked experts, each of which cuts a dimension of its own.
+
+    FSDP2 cuts no dimension but the first unevenly.
+    """
+    dpm_key = "the ranks that shard one expert (data_parallel_shard / expert_parallel)"
+    checks = [
+        check_divisible("model.num_experts", num_experts, CONFIG_KEYS["ep"], mesh.ep),
+        check_divisible("model.expert_ffn_size", expert_ffn_size, CONFIG_KEYS["tp"], mesh.tp),
+        check_divisible("model.hidden_size", hidden_size, dpm_key, mesh.dp_shard // mesh.ep),
+    ]
     return [problem for problem in checks if problem]
