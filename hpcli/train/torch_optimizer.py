@@ -20,6 +20,7 @@ class Optimizer:
         self, parameters: dict[str, nn.Parameter], settings: OptimizerSection, policy: MixedPrecisionPolicy
     ) -> None:
         trainable = [parameter for parameter in parameters.values() if parameter.requires_grad]
+        self.names = [name for name, parameter in parameters.items() if parameter.requires_grad]
         self.seen = trainable
         self.storage = getattr(torch, policy.params_dtype) if policy.storage_rounds_compute else None
         self.masters = [nn.Parameter(p.detach().clone()) for p in trainable] if self.storage else trainable
@@ -48,6 +49,32 @@ class Optimizer:
         with torch.no_grad():
             for master, seen in zip(self.masters, self.seen, strict=True):
                 seen.copy_(master.to(self.storage))
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Everything that the next update depends on beside the parameters, by slot and parameter ("exp_avg.norm.weight"), as
+        it lies in memory: what is read into these tensors is what the optimizer goes on with."""
+        slots = {"exp_avg", "exp_avg_sq"} if isinstance(self.inner, torch.optim.AdamW) else set()
+        state = {}
+        for name, master in zip(self.names, self.masters, strict=True):
+            if self.storage is not None:
+                state[f"master.{name}"] = master.detach()
+            known = self.inner.state[master]
+            if slots and not known:  # as torch fills it in the first step
+                known["step"] = torch.zeros((), dtype=torch.float32, device=master.device)
+                known.update({slot: torch.zeros_like(master, requires_grad=False) for slot in sorted(slots)})
+            state |= {f"{slot}.{name}": known[slot] for slot in sorted(slots)}
+        return state
+
+    @property
+    def updates(self) -> int:
+        """How many updates the running means have seen."""
+        return next((int(known["step"]) for known in self.inner.state.values() if "step" in known), 0)
+
+    @updates.setter
+    def updates(self, count: int) -> None:
+        for known in self.inner.state.values():
+            if "step" in known:
+                known["step"].fill_(count)
 
     def zero_grad(self) -> None:
         """Let go of all gradients."""
