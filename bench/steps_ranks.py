@@ -63,7 +63,7 @@ def run(context: RankContext, payload: dict[str, Any]) -> None:
 
 def _loop_written_first(model: nn.Module, mesh: DeviceMesh, share: Batch) -> Callable[[], None]:
     """Every layer a unit, and every option as it comes."""
-    for layer in model.layers:  # type: ignore[union-attr]
+    for layer in model.layers.values():  # type: ignore[union-attr]
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

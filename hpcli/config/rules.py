@@ -6,8 +6,10 @@ import os
 from collections.abc import Iterator
 
 from hpcli.config.errors import shorten
-from hpcli.config.schema import ZERO_BUBBLE_SCHEDULES, Config
+from hpcli.config.schema import Config, ModelSection
+from hpcli.models.description import known
 from hyper_parallel.core.mesh import LayoutProblem, check_divisible, divisors
+from hyper_parallel.core.pipeline_layout import V_SCHEDULES, ZERO_BUBBLE_SCHEDULES
 
 
 def check_rules(config: Config, *, on_cpu: bool) -> Iterator[LayoutProblem]:
@@ -45,27 +47,64 @@ def check_rules(config: Config, *, on_cpu: bool) -> Iterator[LayoutProblem]:
 
 def _check_model(config: Config) -> Iterator[LayoutProblem]:
     model = config.model
-    hidden, heads, kv_heads = model.hidden_size, model.num_heads, model.num_kv_heads
-    if hidden is None or heads is None or kv_heads is None:  # a kind of model that this version does not have
-        return
-    if heads % kv_heads:
-        working = ", ".join(map(str, divisors(heads)))
+    hidden, heads = known(model.hidden_size), known(model.num_heads)
+    if model.attention == "mla":
+        if known(model.qk_rope_head_dim) % 2:
+            yield _odd("model.qk_rope_head_dim", known(model.qk_rope_head_dim))
+    else:
+        kv_heads = known(model.num_kv_heads)
+        if heads % kv_heads:
+            yield _no_divisor("model.num_kv_heads", kv_heads, "num_heads", heads)
+        uneven = check_divisible("model.hidden_size", hidden, "num_heads", heads)
+        if uneven:
+            yield uneven
+        elif hidden // heads % 2:
+            yield LayoutProblem(
+                "model.hidden_size",
+                hidden,
+                f"{hidden} over num_heads {heads} makes an odd head size, {hidden // heads}, and rotary embeddings turn pairs; "
+                f"{' or '.join(str(n) for n in (hidden - heads, hidden + heads) if n)} would work",
+            )
+    if model.num_experts:
+        yield from _check_experts(model)
+    if model.kind == "vlm":
+        yield from _check_vision(model)
+
+
+def _check_experts(model: ModelSection) -> Iterator[LayoutProblem]:
+    experts, each = known(model.num_experts), known(model.experts_per_token)
+    if each > experts:
         yield LayoutProblem(
-            "model.num_kv_heads",
-            kv_heads,
-            f"{kv_heads} does not divide num_heads {heads}; values that would work: {working}",
+            "model.experts_per_token", each, f"{each} is more than there are experts (num_experts {experts})"
         )
-    uneven = check_divisible("model.hidden_size", hidden, "num_heads", heads)
+    dense, layers = known(model.first_dense_layers), known(model.num_layers)
+    if dense >= layers:
+        yield LayoutProblem(
+            "model.first_dense_layers",
+            dense,
+            f"{dense} leaves no layer for the experts (num_layers {layers}); at most {layers - 1} would work",
+        )
+
+
+def _check_vision(model: ModelSection) -> Iterator[LayoutProblem]:
+    for key in ("image_height", "image_width"):
+        uneven = check_divisible(f"model.{key}", known(getattr(model, key)), "patch_size", known(model.patch_size))
+        if uneven:
+            yield uneven
+    uneven = check_divisible(
+        "model.vision_hidden_size", known(model.vision_hidden_size), "vision_heads", known(model.vision_heads)
+    )
     if uneven:
         yield uneven
-    elif hidden // heads % 2:
-        yield LayoutProblem(
-            "model.hidden_size",
-            hidden,
-            f"{hidden} over num_heads {heads} makes an odd head size, {hidden // heads}, and rotary "
-            f"embeddings turn "
-            f"pairs; {' or '.join(str(n) for n in (hidden - heads, hidden + heads) if n)} would work",
-        )
+
+
+def _no_divisor(key: str, value: int, of_key: str, of: int) -> LayoutProblem:
+    working = ", ".join(map(str, divisors(of)))
+    return LayoutProblem(key, value, f"{value} does not divide {of_key} {of}; values that would work: {working}")
+
+
+def _odd(key: str, value: int) -> LayoutProblem:
+    return LayoutProblem(key, value, f"{value} is odd, and rotary embeddings turn pairs; {value - 1 or 2} or {value + 1} would work")
 
 
 def _check_schedule(config: Config) -> Iterator[LayoutProblem]:
@@ -78,7 +117,7 @@ def _check_schedule(config: Config) -> Iterator[LayoutProblem]:
             stages,
             f"{stages} needs a schedule that interleaves, such as interleaved_1f1b; {schedule} takes 1",
         )
-    if schedule in ("zbv", "dualpipev") and stages != 2:
+    if schedule in V_SCHEDULES and stages != 2:
         yield LayoutProblem(key, stages, f"{stages} does not fit {schedule}, which has 2 stages on each rank")
     if schedule in ZERO_BUBBLE_SCHEDULES and config.fsdp_config.reshard_after_forward:
         yield LayoutProblem(

@@ -21,7 +21,6 @@ Preset = Literal[
     "decoder-tiny", "decoder-small", "mla-tiny", "mla-small", "moe-tiny", "moe-small", "vlm-tiny", "vlm-small"
 ]
 Schedule = Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev"]
-ZERO_BUBBLE_SCHEDULES = frozenset({"interleaved_zero_bubble", "zbv", "dualpipev"})
 
 
 class Section(BaseModel):
@@ -72,6 +71,28 @@ class ModelSection(Section):
     num_heads: int | None = _size("Query heads; must divide hidden_size, and leave an even head size.")
     num_kv_heads: int | None = _size("Key and value heads (grouped-query attention); must divide num_heads.")
     ffn_size: int | None = _size("Inner width of the SwiGLU feed-forward network.")
+    attention: Literal["gqa", "mla"] | None = Field(
+        default=None,
+        description="`gqa`: grouped-query attention; `mla`: multi-head latent attention as in DeepSeek-V3. Left out, it is the "
+        "preset's.",
+    )
+    q_lora_rank: int | None = _size("mla: width of the queries' latent; 0: queries come from the hidden state.", least=0)
+    kv_lora_rank: int | None = _size("mla: width of the latent that keys and values come from.")
+    qk_nope_head_dim: int | None = _size("mla: part of a query's and key's head that has no position.")
+    qk_rope_head_dim: int | None = _size("mla: part with rotary position, shared by the keys of all heads; even.")
+    v_head_dim: int | None = _size("mla: head size of the values.")
+    num_experts: int | None = _size("Routed experts of a layer; 0: a dense feed-forward network.", least=0)
+    experts_per_token: int | None = _size("How many experts each token goes to.")
+    expert_ffn_size: int | None = _size("Inner width of each expert.")
+    num_shared_experts: int | None = _size("Experts that every token goes to beside its own.", least=0)
+    first_dense_layers: int | None = _size("So many layers at the beginning have no experts.", least=0)
+    image_height: int | None = _size("vlm: height of an image in pixels.")
+    image_width: int | None = _size("vlm: width of an image in pixels.")
+    patch_size: int | None = _size("vlm: side of the square patches that an image is cut into; divides both.")
+    vision_hidden_size: int | None = _size("vlm: width of the vision encoder.")
+    vision_layers: int | None = _size("vlm: layers of the vision encoder.")
+    vision_heads: int | None = _size("vlm: attention heads of the vision encoder.")
+    vision_ffn_size: int | None = _size("vlm: inner width of the vision encoder's feed-forward networks.")
     rope_theta: float | None = Field(
         default=None, gt=0, description="Base of the rotary position embedding. Left out, it is the preset's."
     )

@@ -12,8 +12,10 @@ from hpcli.config.errors import ConfigError, Problem
 from hpcli.config.field_types import LARGEST_WORLD
 from hpcli.config.load import LoadedConfig
 from hpcli.config.rules import check_rules
-from hpcli.config.schema import ZERO_BUBBLE_SCHEDULES, Config
-from hpcli.models.presets import PRESETS
+from hpcli.config.schema import Config, ModelSection
+from hpcli.models.description import known
+from hpcli.models.presets import complete, without_effect
+from hpcli.models.vlm import image_tokens
 from hyper_parallel.core.mesh import (
     CONFIG_KEYS,
     FILL,
@@ -21,9 +23,11 @@ from hyper_parallel.core.mesh import (
     LayoutProblem,
     ParallelMesh,
     check_batch,
+    check_experts,
     check_transformer,
     resolve_mesh,
 )
+from hyper_parallel.core.pipeline_layout import ZERO_BUBBLE_SCHEDULES, check_micro_batches
 
 
 @dataclass(frozen=True)
@@ -74,10 +78,17 @@ def resolve_config(
         except LayoutError as error:
             problems += [_located(loaded, problem) for problem in error.problems]
     config = _fill_in(loaded, mesh, on_cpu, notices)
-    found = list(check_rules(config, on_cpu=on_cpu))
+    found = [
+        LayoutProblem(f"model.{key}", getattr(config.model, key), f"has no effect: {reason}")
+        for key, reason in without_effect(config.model.preset, _sizes(loaded.config.model)).items()
+    ]
+    found += check_rules(config, on_cpu=on_cpu)
     if mesh is not None:
         training = config.training
-        found += check_batch(mesh, training.global_batch_size, training.micro_batch_size)
+        uneven = check_batch(mesh, training.global_batch_size, training.micro_batch_size)
+        found += uneven
+        if mesh.pp > 1 and not uneven:
+            found += _check_schedule_fits(config, mesh)
         found += _check_sizes(config, mesh)
     problems += [_located(loaded, problem) for problem in found]
     for entry in NOT_YET:
@@ -141,9 +152,8 @@ def _resolve_layout(loaded: LoadedConfig, ranks: int | None, device_count: int) 
 def _fill_in(loaded: LoadedConfig, mesh: ParallelMesh | None, on_cpu: bool, notices: list[str]) -> Config:
     config = loaded.config
     model, parallelism, fsdp = config.model, config.parallelism, config.fsdp_config
-    preset = PRESETS.get(model.preset, {})
     changes: dict[str, dict[str, Any]] = {
-        "model": {key: value for key, value in preset.items() if getattr(model, key) is None},
+        "model": {**complete(model.preset, _sizes(model))},
         "parallelism": {},
         "fsdp_config": {},
         "launch": {},
@@ -174,26 +184,53 @@ def _fill_in(loaded: LoadedConfig, mesh: ParallelMesh | None, on_cpu: bool, noti
     return _with(config, changes)
 
 
+def _sizes(model: ModelSection) -> dict[str, Any]:
+    return {key: value for key, value in model.model_dump().items() if key not in ("preset", "freeze")}
+
+
 def _with(config: Config, changes: dict[str, dict[str, Any]]) -> Config:
     sections = {name: getattr(config, name).model_copy(update=change) for name, change in changes.items()}
     return config.model_copy(update=sections)
 
 
 def _check_sizes(config: Config, mesh: ParallelMesh) -> list[LayoutProblem]:
-    sizes = {
-        key: value
-        for key in ("hidden_size", "num_heads", "num_kv_heads", "ffn_size", "num_layers")
-        if (value := getattr(config.model, key)) is not None
-    }
-    if len(sizes) < 5:
-        return []
-    return check_transformer(
+    model, training, parallelism = config.model, config.training, config.parallelism
+    interleave = parallelism.pipeline_parallel_interleave_num or 1
+    problems = check_transformer(
         mesh,
-        seq_length=config.training.seq_length,
-        sequence_parallel=config.parallelism.sequence_parallel,
-        interleave=config.parallelism.pipeline_parallel_interleave_num or 1,
-        **sizes,
+        num_layers=known(model.num_layers),
+        cut=_cut_by_tensor_parallelism(model),
+        sequence=training.seq_length,
+        image_positions=image_tokens(model),
+        sequence_parallel=parallelism.sequence_parallel,
+        interleave=interleave,
     )
+    if model.num_experts:
+        sizes = {key: known(getattr(model, key)) for key in ("num_experts", "expert_ffn_size", "hidden_size")}
+        problems += check_experts(mesh, **sizes)
+    elif mesh.ep > 1:
+        message = f"{mesh.ep} has no experts to spread: the model is dense; set model.num_experts, or take a moe preset"
+        problems.append(LayoutProblem(CONFIG_KEYS["ep"], mesh.ep, message))
+    return problems
+
+
+def _cut_by_tensor_parallelism(model: ModelSection) -> dict[str, int]:
+    keys = ["num_heads", "ffn_size"]
+    if model.attention == "gqa":
+        keys.append("num_kv_heads")
+    if model.kind == "vlm":
+        keys += ["hidden_size", "vision_heads", "vision_ffn_size"]
+    return {f"model.{key}": known(getattr(model, key)) for key in keys}
+
+
+def _check_schedule_fits(config: Config, mesh: ParallelMesh) -> list[LayoutProblem]:
+    """Whether the step has as many micro-batches as the schedule needs; the batch divides."""
+    training, parallelism = config.training, config.parallelism
+    share = training.global_batch_size // mesh.data_parallel_size
+    micro_batches = share // (training.micro_batch_size or share)
+    interleave = parallelism.pipeline_parallel_interleave_num or 1
+    problem = check_micro_batches(parallelism.pipeline_parallel_schedule, mesh.pp, interleave, micro_batches)
+    return [problem] if problem else []
 
 
 def _located(loaded: LoadedConfig, problem: LayoutProblem) -> Problem:

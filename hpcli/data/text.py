@@ -6,7 +6,8 @@ content nor the number of valid tokens in them, by which the loss is divided.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,15 +19,41 @@ IGNORED = -100
 
 
 class Batch(NamedTuple):
-    """Sequences of one rank: ``inputs`` and ``labels`` are (sequences, tokens) int64; labels may be ``IGNORED``."""
+    """Sequences of one rank.
+
+    Attributes:
+        inputs: token ids, (sequences, tokens) int64.
+        labels: (sequences, positions) int64, ``IGNORED`` where nothing is trained on. Where there are images, their positions
+            come first.
+        images: (sequences, height, width) float32 in [0, 1]; None for text alone.
+    """
 
     inputs: npt.NDArray[np.int64]
     labels: npt.NDArray[np.int64]
+    images: npt.NDArray[np.float32] | None = None
 
     def split(self, size: int) -> list[Batch]:
         """Micro-batches of ``size`` sequences, in order."""
         starts = range(0, len(self.inputs), size)
-        return [Batch(self.inputs[i : i + size], self.labels[i : i + size]) for i in starts]
+        return [self._rows(slice(start, start + size)) for start in starts]
+
+    def _rows(self, rows: slice) -> Batch:
+        images = None if self.images is None else self.images[rows]
+        return Batch(self.inputs[rows], self.labels[rows], images)
+
+    def model_inputs(self) -> tuple[npt.NDArray[Any], ...]:
+        """What the model's forward takes: token ids, and images where there are any."""
+        return (self.inputs,) if self.images is None else (self.inputs, self.images)
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """The sequences of all ``batches``, in order: the opposite of :meth:`Batch.split`."""
+    images = [batch.images for batch in batches if batch.images is not None]
+    return Batch(
+        np.concatenate([batch.inputs for batch in batches]),
+        np.concatenate([batch.labels for batch in batches]),
+        np.concatenate(images) if images else None,
+    )
 
 
 class TextBatches:

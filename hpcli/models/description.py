@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
+INITIAL_DEVIATION = 0.02
+
+
 class ParameterSpec(NamedTuple):
     """Shape of a parameter, and its initial values: normal with this standard deviation, or all ones where it is None."""
 
@@ -27,8 +30,16 @@ class ParameterSpec(NamedTuple):
 def describe_model(model: ModelSection) -> dict[str, ParameterSpec]:
     """The parameters of a model in the order of its forward pass; tied ones once. Sizes must be resolved (not None)."""
     from hpcli.models.decoder import decoder_parameters
+    from hpcli.models.vlm import vision_parameters
 
-    return decoder_parameters(model)
+    return (vision_parameters(model) if model.kind == "vlm" else {}) | decoder_parameters(model)
+
+
+def known(size: int | None) -> int:
+    """A size that the configuration's resolution has filled in."""
+    if size is None:
+        raise ValueError("the model's sizes are not resolved yet; resolve_config fills them from the preset")
+    return size
 
 
 def initial_value(name: str, spec: ParameterSpec, seed: int) -> npt.NDArray[np.float32]:

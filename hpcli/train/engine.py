@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from hpcli.data.text import Batch
@@ -39,6 +40,20 @@ class Engine(Protocol):
 
     def gather(self, mine: Any) -> list[Any]:
         """``mine`` of every rank, in rank order."""
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write this rank's tensors into ``folder``, which is there; returns what else :meth:`load` needs, as JSON has it.
+
+        Raises:
+            CheckpointError: some rank could not write; on every rank alike.
+        """
+
+    def load(self, folder: Path, state: dict[str, Any]) -> None:
+        """Take over what :meth:`save` wrote, whatever layout wrote it; ``state`` is what it returned.
+
+        Raises:
+            CheckpointError: something is missing or damaged; on every rank alike.
+        """
 
     def close(self) -> None:
         """Leave the process group."""

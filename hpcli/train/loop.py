@@ -6,8 +6,7 @@ import time
 from typing import Any
 
 from hpcli.config.schema import Config, OptimizerSection
-from hpcli.data.documents import load_documents
-from hpcli.data.text import TextBatches
+from hpcli.data.batches import Batches, make_batches
 from hpcli.launch.context import RankContext
 from hpcli.report.verdict import norm_verdict
 from hpcli.train.engine import Engine, StepResult
@@ -21,13 +20,7 @@ def run(context: RankContext, payload: dict[str, Any]) -> None:
     context.progress(0, "build")
     started = time.perf_counter()
     engine = _engine(config, mesh, payload["device"], context)
-    batches = TextBatches(
-        load_documents(config.data.path),
-        seq_length=config.training.seq_length,
-        batch_size=config.training.global_batch_size,
-        seed=config.training.seed,
-        shuffle=config.data.shuffle,
-    )
+    batches = make_batches(config)
     _announce(context, engine, mesh, payload)
     planted = planted_failure()
     losses = []
@@ -65,6 +58,7 @@ def _engine(config: Config, mesh: ParallelMesh, device: str, context: RankContex
         rank=context.rank,
         world_size=context.world_size,
         timeout_seconds=context.timeout_seconds,
+        strict_dtypes=config.device_options.strict_dtypes,
     )
     return TorchEngine(config, mesh, device)
 
@@ -82,7 +76,7 @@ def _announce(context: RankContext, engine: Engine, mesh: ParallelMesh, payload:
 
 
 def _train_step(
-    context: RankContext, config: Config, mesh: ParallelMesh, engine: Engine, batches: TextBatches, step: int
+    context: RankContext, config: Config, mesh: ParallelMesh, engine: Engine, batches: Batches, step: int
 ) -> tuple[StepResult, int]:
     share = batches.share(step, mesh.data_parallel_rank(context.rank), mesh.data_parallel_size)
     tokens = batches.valid_tokens(step)

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
 import hyper_parallel
 from hpcli.config.schema import Config
-from hpcli.data.text import IGNORED, Batch
-from hpcli.models.torch.build import build_model
+from hpcli.data.text import Batch
+from hpcli.models.description import describe_model
 from hpcli.train.engine import StepResult
 from hpcli.train.precision import precision_policy
+from hpcli.train.torch_loss import GlobalLoss
 from hpcli.train.torch_optimizer import Optimizer
+from hpcli.train.torch_parts import build_parts
+from hpcli.train.torch_schedule import Accumulation, PipelineRun
 from hyper_parallel.core.mesh import ParallelMesh
-from hyper_parallel.core.plan import ParallelPlan
-from hyper_parallel.core.precision import OffloadPolicy
 from hyper_parallel.platform.torch.clip_grad import GradNormReport
+from hyper_parallel.platform.torch.mesh import torch_device_type
 
 
 class ReplicasDifferError(RuntimeError):
@@ -28,78 +30,143 @@ class ReplicasDifferError(RuntimeError):
 
 
 class TorchEngine:
-    """The model of ``config`` on ``mesh``; needs a default process group on ``device_type`` with as many ranks."""
+    """The model of ``config`` on ``mesh``; needs a default process group on ``device_type`` with as many ranks.
+
+    A step is :meth:`accumulate`, :meth:`clip`, :meth:`update` and :meth:`zero_grad`; :meth:`step` does them in order.
+
+    Attributes:
+        parts: the modules of this rank: the model, or with pipeline parallelism this rank's stages in ascending order.
+        parameters: name in the whole model -> parameter, of all trainable parameters of this rank.
+    """
 
     def __init__(self, config: Config, mesh: ParallelMesh, device_type: str) -> None:
         self.training = config.training
-        self.device = _this_device(device_type)
+        self.mesh = mesh
+        self.device = _this_device(torch_device_type(device_type))
         if config.training.deterministic:
             torch.use_deterministic_algorithms(True)
         policy = precision_policy(config)
-        model = build_model(config.model, config.training.seed)
-        self.parameter_count = sum(parameter.numel() for parameter in model.parameters())
-        offload = OffloadPolicy(config.fsdp_config.pin_memory) if config.fsdp_config.enable_offload else None
-        if offload is None:
-            model = model.to(self.device)
-        self.model: Any = hyper_parallel.parallelize(
-            model, mesh, _plan(config), policy, offload, device_type=device_type
-        )
-        trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self.parameters: list[Any] = list(trainable.values())
+        self._parts = build_parts(config, mesh, self.device)
+        self.parts = self._parts.modules
+        self.parameters: dict[str, Any] = {
+            name: parameter for name, parameter in self._parts.parameters().items() if parameter.requires_grad
+        }
+        self.parameter_count = sum(math.prod(spec.shape) for spec in describe_model(config.model).values())
+        self._loss = GlobalLoss(mesh, config.model.vocab_size or 0)
+        self._run: Accumulation | PipelineRun
+        if mesh.pp > 1:
+            self._run = PipelineRun(config, mesh, self._parts, self._loss, self.device)
+        else:
+            self._run = Accumulation(self.parts[0], self._loss, self.device)
         # The optimizer works on plain views of the shards: elementwise arithmetic needs nothing of what a DTensor knows, and
         # for DTensors torch 2.13 first derives a layout of the whole fused operation, a tenth of a second in every rank.
         with torch.no_grad():  # elsewhere to_local gives a view that autograd tracks
-            self.shards = [parameter.to_local().detach().requires_grad_() for parameter in self.parameters]
-        self.optimizer = Optimizer(dict(zip(trainable, self.shards, strict=True)), config.optimizer, policy)
+            self.shards = [parameter.to_local().detach().requires_grad_() for parameter in self.parameters.values()]
+        self.optimizer = Optimizer(dict(zip(self.parameters, self.shards, strict=True)), config.optimizer, policy)
+        # a head that is tied across stages is the embedding, under whose name it is saved
+        self._tied_names = {"head.weight": "embedding.weight"} if config.model.tie_embeddings else {}
+        # the parameters of a pipeline stage do not show that there are other stages
+        self._norm_mesh = mesh if mesh.pp > 1 else None
         self.report: GradNormReport | None = None
 
     def step(
         self, micro_batches: Sequence[Batch], valid_tokens: int, lr: float, progress: Callable[[str], None]
     ) -> StepResult:
-        loss_here = torch.zeros((), dtype=torch.float64, device=self.device)
-        last = len(micro_batches) - 1
-        for index, batch in enumerate(micro_batches):
-            progress("forward")
-            if last:
-                self.model.set_requires_gradient_sync(index == last)
-            loss = token_loss(self.model(self._tensor(batch.inputs)), self._tensor(batch.labels)) / valid_tokens
-            progress("backward")
-            loss.backward()
-            loss_here += loss.detach()
+        loss_here = self.accumulate(micro_batches, valid_tokens, progress)
         progress("gradient norm")
         losses = torch.empty(dist.get_world_size(), dtype=torch.float64, device=self.device)
         gathering = dist.all_gather_single(losses, loss_here.view(1), async_op=True)
-        self.report = hyper_parallel.grad_norm_report(
-            self.parameters,
-            self.training.max_norm,
-            self.training.norm_type,
-        )
-        assert self.report is not None
-        if self.report.replicas_differ:
-            raise ReplicasDifferError(_replicas_text(self.report))
-        norm = float(self.report.norm)
-        if self.training.error_if_nonfinite and not math.isfinite(norm):  # given the module, the error can tell names
-            hyper_parallel.grad_norm_report(self.model, math.inf, self.training.norm_type, True)
+        report = self.clip()
+        norm = float(report.norm)
         progress("optimizer")
         skip_reason = None
         if math.isfinite(norm):
-            self._update(lr)
+            self.update(lr)
         else:
             skip_reason = f"the gradient norm is {norm}; the weights were left as they are"
-        self.optimizer.zero_grad()
-        for parameter in self.parameters:
-            parameter.grad = None
+        self.zero_grad()
         gathering.wait()
-        return StepResult(math.fsum(losses.tolist()), norm, self.report.clip_coefficient, skip_reason)
+        return StepResult(math.fsum(losses.tolist()), norm, report.clip_coefficient, skip_reason)
+
+    def accumulate(
+        self, micro_batches: Sequence[Batch], valid_tokens: int, progress: Callable[[str], None]
+    ) -> torch.Tensor:
+        """Forward and backward of all micro-batches, until every gradient is complete on every rank.
+
+        Returns:
+            This rank's contribution to the loss, 0-dim float64 on the device: the contributions of all ranks add up to the loss
+            of the global batch.
+        """
+        self._loss.valid_tokens = valid_tokens
+        with self._loss.context():
+            losses = self._run.run(micro_batches, progress)
+        if self._parts.local_tie:
+            self._parts.local_tie.add_up()
+        hyper_parallel.finish_gradients(self.parts, self.mesh)
+        if not losses or self.mesh.coordinates(dist.get_rank())["tp"]:  # tensor-parallel ranks hold one and the same loss
+            losses = [torch.zeros((), device=self.device)]
+        # added up on the host: not every device has float64 arithmetic
+        return torch.stack(losses).cpu().double().sum().to(self.device)
+
+    def clip(self) -> GradNormReport:
+        """Clip the gradients by their global norm, and tell what every rank had to do with it.
+
+        Raises:
+            ReplicasDifferError: replicas of the same gradients differ.
+            NonFiniteNormError: with ``training.error_if_nonfinite``.
+        """
+        settings = self.training
+        report: GradNormReport = hyper_parallel.grad_norm_report(
+            list(self.parameters.values()), settings.max_norm, settings.norm_type, mesh=self._norm_mesh
+        )
+        self.report = report
+        if report.replicas_differ:
+            raise ReplicasDifferError(_replicas_text(report))
+        if settings.error_if_nonfinite and not math.isfinite(float(report.norm)):
+            # given the modules, the error can tell names
+            hyper_parallel.grad_norm_report(
+                self.parts, math.inf, settings.norm_type, True, mesh=self._norm_mesh
+            )
+        return report
 
     @torch.no_grad()
-    def _update(self, lr: float) -> None:
-        for parameter, shard in zip(self.parameters, self.shards, strict=True):
+    def update(self, lr: float) -> None:
+        """One optimizer step with the gradients as they are."""
+        for parameter, shard in zip(self.parameters.values(), self.shards, strict=True):
             now = parameter.to_local()
             if shard.data_ptr() != now.data_ptr():  # FSDP2 may move shards (padding, pinning) until the first forward
                 shard.data = now
             shard.grad = None if parameter.grad is None else parameter.grad.to_local()
         self.optimizer.step(lr)
+        if self._parts.local_tie:
+            self._parts.local_tie.follow()
+
+    def zero_grad(self) -> None:
+        """Let go of all gradients."""
+        self.optimizer.zero_grad()
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        from hpcli.checkpoint.torch_state import save_tensors
+
+        save_tensors(self._state(), folder)
+        return {"updates": self.optimizer.updates}
+
+    def load(self, folder: Path, state: dict[str, Any]) -> None:
+        from hpcli.checkpoint.torch_state import load_tensors
+
+        load_tensors(self._state(), folder)
+        self.optimizer.updates = int(state["updates"])
+        if self._parts.local_tie:
+            with torch.no_grad():
+                self._parts.local_tie.follow()
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        """Everything that a checkpoint holds, as it lies in memory."""
+        from hpcli.checkpoint.torch_state import training_tensors
+
+        return training_tensors(self._parts.parameters(), self.optimizer.state(), tied=self._tied_names)
 
     def rank_row(self) -> dict[str, Any]:
         assert self.report is not None
@@ -122,16 +189,6 @@ class TorchEngine:
         dist.barrier()  # a rank that leaves early would close connections that others still need
         dist.destroy_process_group()
 
-    def _tensor(self, array: Any) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device, non_blocking=True)
-
-
-def token_loss(logits_BTV: torch.Tensor, labels_BT: torch.Tensor) -> torch.Tensor:
-    """The sum of cross entropies over the labels that are not ignored, in float32."""
-    return F.cross_entropy(
-        logits_BTV.flatten(0, 1).float(), labels_BT.flatten(), ignore_index=IGNORED, reduction="sum"
-    )
-
 
 def _replicas_text(report: GradNormReport) -> str:
     held = {part.rank: part.held for part in report.parts}
@@ -142,18 +199,7 @@ def _replicas_text(report: GradNormReport) -> str:
     )
 
 
-def _plan(config: Config) -> ParallelPlan:
-    return ParallelPlan(
-        layers=tuple(f"layers.{index}" for index in range(config.model.num_layers or 0)),
-        unit=config.fsdp_config.unit,
-        activation_checkpointing=config.training.activation_checkpointing == "full",
-        reshard_after_forward=config.fsdp_config.reshard_after_forward,
-    )
-
-
 def _this_device(device_type: str) -> torch.device:
     if device_type == "cpu":
         return torch.device("cpu")
     return torch.device(device_type, torch.get_device_module(device_type).current_device())
-
-

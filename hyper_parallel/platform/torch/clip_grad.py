@@ -27,7 +27,7 @@ from hyper_parallel.platform.torch.grad_norm.plan import Found, GradientPlan, lo
 from hyper_parallel.platform.torch.mesh import device_mesh
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-Parameters: TypeAlias = torch.nn.Module | torch.Tensor | Iterable[torch.Tensor]
+Parameters: TypeAlias = torch.nn.Module | torch.Tensor | Iterable[torch.Tensor] | Sequence[torch.nn.Module]
 
 
 def _outside_autograd(function: _Function) -> _Function:
@@ -88,8 +88,8 @@ def clip_grad_norm_(
     """Scale all gradients so that their global norm is at most ``max_norm``; return the norm before clipping.
 
     Args:
-        parameters: a module, a tensor, or any iterable of parameters (a generator too), in the same order on all ranks,
-            those without a gradient included.
+        parameters: a module, several (the stages of a pipeline), a tensor, or any iterable of parameters (a generator too), in
+            the same order on all ranks, those without a gradient included.
         max_norm: the bound; ``inf`` measures and writes nothing.
         norm_type: p >= 0, ``inf`` or ``-inf``, as a number or a string.
         error_if_nonfinite: raise where the norm is NaN or infinite.
@@ -104,6 +104,7 @@ def clip_grad_norm_(
     Raises:
         NonFiniteNormError: (a RuntimeError) with ``error_if_nonfinite``, on all ranks alike, naming ranks and parameters.
         GradientMismatchError: (a RuntimeError) the ranks list different parameters.
+        UnfinishedGradientsError: (a RuntimeError) shared parameters, and :func:`finish_gradients` was not called.
         ValueError: ``max_norm`` negative or NaN, ``norm_type`` not a norm.
     """
     return _measured_and_clipped(parameters, max_norm, norm_type, error_if_nonfinite, foreach, mesh)[1]
@@ -186,11 +187,15 @@ def _measured_and_clipped(
     p, bound = parse_norm_type(norm_type), check_max_norm(max_norm)
     tensors = _listed(parameters)
     plan, found = locate(tensors, _as_device_mesh(mesh), are_gradients=False)
+    plan.require_finished(tensors)
     measured = measure(plan, found, tensors, p)
     if error_if_nonfinite:
         require_finite(measured, plan, p, _module_names(parameters))
     norm = _norm_tensor(measured, plan)
-    return measured, norm, _clip(found, float(norm), bound, foreach)
+    coefficient = _clip(found, float(norm), bound, foreach)
+    if coefficient < 1.0:
+        plan.note_scaled(tensors)
+    return measured, norm, coefficient
 
 
 def _clip(found: Found, norm: float, max_norm: float, foreach: bool | None) -> float:
@@ -208,12 +213,16 @@ def _listed(parameters: Any) -> Sequence[torch.Tensor]:
         return [parameters]
     if isinstance(parameters, torch.nn.Module):
         return list(parameters.parameters())
-    return parameters if isinstance(parameters, (list, tuple)) else list(parameters)
+    listed = parameters if isinstance(parameters, (list, tuple)) else list(parameters)
+    if listed and isinstance(listed[0], torch.nn.Module):  # the stages of a pipeline on this rank
+        return [parameter for module in listed for parameter in module.parameters()]
+    return listed
 
 
 def _module_names(parameters: Any) -> list[str] | None:
-    if isinstance(parameters, torch.nn.Module):
-        return [name for name, _ in parameters.named_parameters()]
+    modules = parameters if isinstance(parameters, (list, tuple)) else [parameters]
+    if modules and isinstance(modules[0], torch.nn.Module):
+        return [name for module in modules for name, _ in module.named_parameters()]
     return None
 
 

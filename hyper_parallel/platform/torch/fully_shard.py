@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from torch.distributed.fsdp import MixedPrecisionPolicy as FSDPMixedPrecision
 from torch.distributed.fsdp import OffloadPolicy as FSDPOffload
 from torch.distributed.fsdp import fully_shard as fsdp_fully_shard
+from torch.distributed.tensor import Shard
 
 from hyper_parallel.core.mesh import ParallelMesh
 from hyper_parallel.core.precision import MixedPrecisionPolicy, OffloadPolicy
@@ -30,6 +31,7 @@ def fully_shard(
     offload_policy: OffloadPolicy | None = None,
     reshard_after_forward: bool | None = None,
     comm_fusion: bool = False,
+    shard_placement_fn: Callable[[nn.Parameter], Shard | None] | None = None,
 ) -> Any:
     """Shard the parameters of ``module`` (or of several modules as one unit) over ``mesh``, in place.
 
@@ -43,6 +45,7 @@ def fully_shard(
         reshard_after_forward: free the unsharded parameters between forward and backward; ``None`` is FSDP2's default (true,
             except at the root).
         comm_fusion: MindSpore only; FSDP2 always fuses a unit's collectives.
+        shard_placement_fn: the dimension to shard each parameter along; dimension 0 without it, or where it gives None.
 
     Returns:
         What was passed in.
@@ -65,6 +68,7 @@ def fully_shard(
         mp_policy=_fsdp_precision(mp_policy),
         offload_policy=_fsdp_offload(offload_policy, mesh.device_type),
         reshard_after_forward=reshard_after_forward,
+        shard_placement_fn=shard_placement_fn,
     )
     for part in modules:
         if isinstance(part, FSDPModule):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import nn
 from torch.distributed._composable import checkpoint
@@ -23,50 +26,81 @@ def parallelize(
     *,
     device_type: str | None = None,
 ) -> nn.Module:
-    """Prepare ``model`` for training on ``mesh``: activation checkpointing, then FSDP or HSDP. In place.
+    """Prepare ``model``, or one pipeline stage of it, for training on ``mesh``, in place: tensor and sequence parallelism, expert
+    parallelism, activation checkpointing, then FSDP or HSDP.
 
     A single data-parallel rank goes the same way, since ``compute_dtype`` would silently do nothing otherwise.
 
     Args:
-        model: with all parameters initialised, the same on every rank.
-        plan: which layers there are and how they are grouped.
+        model: with all parameters initialised, the same on every rank; names as in the whole model. What ``plan`` names and a
+            stage does not have is left out.
+        plan: which layers there are, how they are grouped, and what is cut where.
         policy: dtypes of storage, compute and reduction.
         offload_policy: keep shards in host memory.
         device_type: "cpu", "cuda" or "npu"; ``None`` is the default process group's.
 
     Raises:
-        NotImplementedError: an axis that this version cannot apply.
-        AttributeError: a layer named in ``plan`` that the model does not have.
+        ValueError: nothing of ``plan`` is in the model.
     """
-    for axis in ("pp", "tp", "ep"):
-        if getattr(mesh, axis) > 1:
-            raise NotImplementedError(f"parallelize does not apply {axis} {getattr(mesh, axis)} yet")
-    layers = [model.get_submodule(name) for name in plan.layers]
+    layers = [layer for name in plan.layers if (layer := _submodule(model, name)) is not None]
+    if plan.layers and not layers:
+        raise ValueError(f"the model has none of the layers of its plan ({plan.layers[0]}, ...)")
+    if mesh.tp > 1:
+        from hyper_parallel.platform.torch.tensor_parallel import apply_tensor_parallel
+
+        apply_tensor_parallel(model, mesh, plan, device_type)
+    experts: list[nn.Module] = []
+    if plan.experts:
+        from hyper_parallel.platform.torch.expert_parallel import apply_expert_parallel
+
+        experts = apply_expert_parallel(model, mesh, plan, device_type)
     if plan.activation_checkpointing:
         for layer in layers:
             checkpoint(layer)
-    fsdp_mesh = data_parallel_mesh(mesh, device_type)
-    compute_bytes = torch.finfo(getattr(torch, policy.compute_dtype)).bits // 8 if policy else 4
-    layer_bytes = [compute_bytes * _elements(layer) for layer in layers]
-    rest_bytes = compute_bytes * _elements(model) - sum(layer_bytes)
-    for unit in group_layers(layer_bytes, plan.unit, rest_bytes):
-        members = [layers[index] for index in unit]
-        fully_shard(
-            members if len(members) > 1 else members[0],
-            mesh=fsdp_mesh,
-            mp_policy=policy,
-            offload_policy=offload_policy,
-            reshard_after_forward=plan.reshard_after_forward,
-        )
-    fully_shard(
-        model,
-        mesh=fsdp_mesh,
-        mp_policy=policy,
-        offload_policy=offload_policy,
-        reshard_after_forward=plan.reshard_after_forward,
-    )
+    options = {
+        "mp_policy": policy,
+        "offload_policy": offload_policy,
+        "reshard_after_forward": plan.reshard_after_forward,
+    }
+    itemsize = torch.finfo(getattr(torch, policy.compute_dtype)).bits // 8 if policy else 4
+    if experts:
+        from hyper_parallel.platform.torch.expert_parallel import expert_shard_mesh, expert_shard_placement
+
+        expert_options = options | {
+            "mesh": expert_shard_mesh(mesh, device_type),
+            "shard_placement_fn": expert_shard_placement(model, plan),
+        }
+        _shard_units(experts, [itemsize * _elements(module) for module in experts], plan.unit, expert_options)
+    sharded = {parameter for module in experts for parameter in module.parameters()}
+    dense_options = options | {"mesh": data_parallel_mesh(mesh, device_type)}
+    sizes = [itemsize * _elements(layer, sharded) for layer in layers]
+    units = group_layers(sizes, plan.unit, itemsize * _elements(model, sharded) - sum(sizes))
+    for unit in units:
+        _shard([layers[index] for index in unit], dense_options)
+    _shard([model], dense_options)
+    if mesh.tp > 1:
+        from hyper_parallel.platform.torch.tensor_parallel import mark_partial_gradients
+
+        mark_partial_gradients(model, mesh, plan, device_type)
     return model
 
 
-def _elements(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+def _shard_units(modules: list[nn.Module], sizes: list[int], unit: str, options: dict[str, Any]) -> None:
+    """Every one of ``modules`` in some unit of its own kind, since no root takes the rest."""
+    for group in group_layers(sizes, unit) or [list(range(len(modules)))]:
+        _shard([modules[index] for index in group], options)
+
+
+def _shard(modules: Sequence[nn.Module], options: dict[str, Any]) -> None:
+    fully_shard(modules if len(modules) > 1 else modules[0], **options)
+
+
+def _submodule(model: nn.Module, name: str) -> nn.Module | None:
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        return None
+
+
+def _elements(module: nn.Module, without: set[nn.Parameter] | frozenset[nn.Parameter] = frozenset()) -> int:
+    return sum(parameter.numel() for parameter in module.parameters() if parameter not in without)

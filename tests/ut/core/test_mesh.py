@@ -13,6 +13,7 @@ from hyper_parallel.core.mesh import (
     ParallelMesh,
     check_batch,
     check_divisible,
+    check_experts,
     check_transformer,
     divisors,
     resolve_mesh,
@@ -166,28 +167,52 @@ def test_the_micro_batch_message_names_the_values_that_would_work():
     assert problem.message.endswith("values that would work: 1, 2, 3, 6")
 
 
-SIZES = {
-    "hidden_size": 64,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "ffn_size": 192,
-    "seq_length": 64,
-    "num_layers": 4,
-}
+SIZES = {"cut": {"heads": 4, "kv": 2, "ffn": 192}, "sequence": 64, "num_layers": 4}
 
 
 @pytest.mark.parametrize(
     ("mesh", "options", "keys"),
     [
         (ParallelMesh(tp=2, pp=2), {"sequence_parallel": True, "interleave": 2}, []),
-        (ParallelMesh(tp=4), {}, ["model.num_kv_heads"]),
-        (ParallelMesh(tp=2), {"seq_length": 63}, []),
-        (ParallelMesh(tp=2), {"seq_length": 63, "sequence_parallel": True}, ["training.seq_length"]),
+        (ParallelMesh(tp=4), {}, ["kv"]),
+        (ParallelMesh(tp=2), {"sequence": 63}, []),
+        (ParallelMesh(tp=2), {"sequence": 63, "sequence_parallel": True}, ["training.seq_length"]),
         (ParallelMesh(pp=4), {"interleave": 2}, ["model.num_layers"]),
-        (ParallelMesh(tp=3), {"num_layers": 4}, ["hidden_size", "num_heads", "num_kv_heads"]),
+        (ParallelMesh(), {"interleave": 2, "num_layers": 3}, []),
+        (ParallelMesh(tp=3), {}, ["heads", "kv"]),
     ],
 )
 def test_what_tensor_sequence_and_pipeline_parallelism_demand(mesh, options, keys):
     problems = check_transformer(mesh, **(SIZES | options))
-    assert [problem.key.removeprefix("model.") for problem in problems] == [k.removeprefix("model.") for k in keys]
+    assert [problem.key for problem in problems] == keys
     assert all(isinstance(problem, LayoutProblem) for problem in problems)
+
+
+def test_the_positions_of_an_image_count_in_the_sequence_that_is_split():
+    def problems(sequence: int) -> list[LayoutProblem]:
+        return check_transformer(
+            ParallelMesh(tp=4), **(SIZES | {"cut": {}, "sequence": sequence}), image_positions=6, sequence_parallel=True
+        )
+
+    assert problems(10) == []
+    (problem,) = problems(12)
+    assert problem.key == "training.seq_length"
+    assert problem.message == (
+        "12, and the 6 positions of the image before it, make 18, which is not divisible by tensor_parallel 4; "
+        "10 or 14 would work, or change tensor_parallel"
+    )
+    assert "; 2 would work" in problems(1)[0].message
+
+
+@pytest.mark.parametrize(
+    ("mesh", "keys"),
+    [
+        (ParallelMesh(dp_shard=8, ep=4, tp=2), []),
+        (ParallelMesh(dp_shard=3, ep=3), ["model.num_experts"]),
+        (ParallelMesh(tp=5), ["model.expert_ffn_size"]),
+        (ParallelMesh(dp_shard=6, ep=2), ["model.hidden_size"]),  # an expert's 64 columns over 3 ranks
+    ],
+)
+def test_experts_are_cut_evenly(mesh, keys):
+    problems = check_experts(mesh, num_experts=8, expert_ffn_size=48, hidden_size=64)
+    assert [problem.key for problem in problems] == keys

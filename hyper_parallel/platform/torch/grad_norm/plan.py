@@ -24,6 +24,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from hyper_parallel.core.norm_exchange import fingerprint
+from hyper_parallel.platform.torch.finish_gradients import (
+    UnfinishedGradientsError,
+    is_finished,
+    settle,
+    shared_groups,
+)
 from hyper_parallel.platform.torch.grad_norm.arrangement import Arrangement, arrange, local_tensors
 
 _PLANS_KEPT = 16
@@ -81,8 +87,9 @@ class GradientPlan:
         chosen = self.chosen(tensors)
         self.scope = _scope(tensors, mesh)  # frozen ones too: a rank on which all are frozen still takes part
         self.peers = _peers(self.scope, mesh)
-        holdings: dict[tuple[int, Any], Holding] = {}
+        holdings: dict[tuple[int, Any, Any], Holding] = {}
         self.holdings = [self._holding(tensor, holdings) for tensor in chosen]
+        self.shared = [] if are_gradients else [index for index, tensor in enumerate(chosen) if shared_groups(tensor)]
         self.all_present = b"\x01" * len(chosen)
         self._parameter_layouts = [getattr(tensor, "_spec", None) for tensor in chosen]
         self.list_fingerprint = fingerprint("\n".join(map(describe, chosen))) if chosen else 0
@@ -100,17 +107,45 @@ class GradientPlan:
             and self.world is _world()
         )
 
+    def require_finished(self, tensors: Sequence[torch.Tensor]) -> None:
+        """
+        Raises:
+            UnfinishedGradientsError: a shared parameter's gradient is only this rank's part of it.
+        """
+        if not self.shared:
+            return
+        chosen = self.chosen(tensors)
+        unfinished = [index for index in self.shared if not is_finished(chosen[index])]
+        if unfinished:
+            raise UnfinishedGradientsError(
+                f"{len(unfinished)} parameters (first: {self.name(unfinished[0], None)} of the list) are shared with other ranks, "
+                "and each rank still holds a part of the gradient; "
+                "call hyper_parallel.finish_gradients(model, mesh) between backward and the clip"
+            )
+
+    def note_scaled(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Gradients that were complete before they were scaled are complete after it."""
+        chosen = self.chosen(tensors) if self.shared else ()
+        for index in self.shared:
+            settle(chosen[index])
+
     def chosen(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The trainable ones, each once."""
         return tensors if self.indices is None else [tensors[index] for index in self.indices]
 
-    def _holding(self, tensor: torch.Tensor, known: dict[tuple[int, Any], Holding]) -> Holding:
-        if not isinstance(tensor, DTensor):
-            return Holding(self.peers, _lowest_is_this_rank(self.peers))
-        key = (id(tensor.device_mesh), tensor.placements)
+    def _holding(self, tensor: torch.Tensor, known: dict[tuple[int, Any, Any], Holding]) -> Holding:
+        placed = (id(tensor.device_mesh), tensor.placements) if isinstance(tensor, DTensor) else (0, None)
+        groups = shared_groups(tensor)
+        key = (*placed, groups)
         if key not in known:
-            replicas = _replicas(tensor.device_mesh, tensor.placements)
-            known[key] = Holding(replicas, _lowest_is_this_rank(replicas))
+            replicas = self.peers
+            if isinstance(tensor, DTensor):
+                replicas = _replicas(tensor.device_mesh, tensor.placements, self.peers)
+            counts = _lowest_is_this_rank(replicas)
+            for group in groups:  # copies on ranks that the layout does not know of: tied across pipeline stages
+                elsewhere = set(dist.get_process_group_ranks(group)) - set(replicas)
+                counts = counts and all(dist.get_rank() < rank for rank in elsewhere)
+            known[key] = Holding(replicas, counts)
         return known[key]
 
     def find(self, tensors: Sequence[torch.Tensor]) -> Found:
@@ -283,8 +318,9 @@ def _lowest_is_this_rank(ranks: tuple[int, ...]) -> bool:
     return len(ranks) <= 1 or ranks[0] == dist.get_rank()
 
 
-def _replicas(mesh: DeviceMesh, placements: Sequence[Any]) -> tuple[int, ...]:
-    """The ranks that hold this rank's piece: those that differ from it on replicated axes alone."""
+def _replicas(mesh: DeviceMesh, placements: Sequence[Any], peers: tuple[int, ...]) -> tuple[int, ...]:
+    """The ranks that hold this rank's piece: those that differ from it on replicated axes alone. What lies on a part of the
+    ``peers`` is replicated over the rest of them, as a plain tensor is."""
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         return ()
@@ -292,7 +328,25 @@ def _replicas(mesh: DeviceMesh, placements: Sequence[Any]) -> tuple[int, ...]:
         slice(None) if isinstance(placement, Replicate) else position
         for placement, position in zip(placements, coordinate, strict=True)
     )
-    return tuple(sorted(mesh.mesh[chosen].flatten().tolist()))
+    here = set(mesh.mesh[chosen].flatten().tolist())
+    return tuple(sorted(here | _same_place_elsewhere(mesh, chosen, peers)))
+
+
+def _same_place_elsewhere(mesh: DeviceMesh, chosen: tuple[Any, ...], peers: tuple[int, ...]) -> set[int]:
+    """The ranks among ``peers`` outside ``mesh`` that hold the same piece: ``mesh`` is one of several that are cut alike out of one
+    mesh of all peers."""
+    if set(_mesh_ranks(mesh)) >= set(peers):
+        return set()
+    root = mesh._get_root_mesh()
+    names = mesh.mesh_dim_names or ()
+    root_names = root.mesh_dim_names or ()
+    position = root.get_coordinate()
+    if position is None or not set(names) <= set(root_names):
+        return set()
+    by_name = dict(zip(names, chosen, strict=True))
+    inside = set(peers)
+    fixed = tuple(by_name.get(name, slice(None)) for name in root_names)
+    return {rank for rank in root.mesh[fixed].flatten().tolist() if rank in inside}
 
 
 def _scope(tensors: Sequence[torch.Tensor], mesh: DeviceMesh | None) -> Scope:
@@ -300,13 +354,7 @@ def _scope(tensors: Sequence[torch.Tensor], mesh: DeviceMesh | None) -> Scope:
     if mesh is None:
         if not meshes:
             return Scope(None, (dist.get_rank() if dist.is_initialized() else 0,), torch.device("cpu"))
-        spans = {_mesh_ranks(candidate) for candidate in meshes.values()}
-        if len(spans) > 1:
-            raise NotImplementedError(
-                "parameters lie on meshes of different ranks "
-                f"({'; '.join(map(str, sorted(spans)))}); pass mesh=, a mesh that spans them all"
-            )
-        mesh = min(meshes.values(), key=lambda candidate: candidate.ndim)
+        mesh = _spanning(list(meshes.values()))
     ranks = _mesh_ranks(mesh)
     for lain_on in map(_mesh_ranks, meshes.values()):
         if not set(lain_on) <= set(ranks):
@@ -315,6 +363,28 @@ def _scope(tensors: Sequence[torch.Tensor], mesh: DeviceMesh | None) -> Scope:
                 "pass a mesh of all ranks that share the model"
             )
     return Scope(_group(mesh, ranks), ranks, _communication_device(mesh.device_type))
+
+
+def _spanning(meshes: list[DeviceMesh]) -> DeviceMesh:
+    """The smallest mesh over the ranks of all ``meshes``: one of them, or a part of the mesh that they were all cut from."""
+    union = set().union(*(_mesh_ranks(candidate) for candidate in meshes))
+    whole = [candidate for candidate in meshes if len(_mesh_ranks(candidate)) == len(union)]
+    if whole:
+        return min(whole, key=lambda candidate: candidate.ndim)
+    roots = {id(root): root for root in (candidate._get_root_mesh() for candidate in meshes)}
+    if len(roots) == 1:
+        root = next(iter(roots.values()))
+        used = {name for candidate in meshes for name in candidate.mesh_dim_names or ()}
+        axes = tuple(name for name in root.mesh_dim_names or () if name in used)
+        if len(axes) == root.ndim:
+            return root
+        if axes and used <= set(axes):
+            return root[axes]
+    spans = sorted({_mesh_ranks(candidate) for candidate in meshes})
+    raise ValueError(
+        f"parameters lie on meshes of different ranks ({'; '.join(map(str, spans))}) that were not cut from one mesh; "
+        "pass mesh=, a mesh that spans them all"
+    )
 
 
 def _group(mesh: DeviceMesh, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:

@@ -127,45 +127,10 @@ def test_head_size_must_be_even(problem):
     [
         ("platform: mindspore", "platform: mindspore is not available in this version, which runs on torch"),
         (
-            "device: sim-npu",
-            "device: sim-npu is not available in this version, which runs on cpu, cuda and npu",
-        ),
-        (
-            "model: {preset: moe-tiny}",
-            (
-                "model.preset: moe-tiny is not available in this version, which has decoder-tiny and "
-                "decoder-small"
-            ),
-        ),
-        (
             "training: {compute_dtype: float16}",
             (
                 "training.compute_dtype: float16 is not available in this version, which computes in float32 "
                 "and bfloat16"
-            ),
-        ),
-        (
-            "parallelism: {tensor_parallel: 2}",
-            (
-                "parallelism.tensor_parallel: 2 is not available in this version, which trains with "
-                "data_parallel_shard and "
-                "data_parallel_replicate"
-            ),
-        ),
-        (
-            "parallelism: {pipeline_parallel: 2}",
-            (
-                "parallelism.pipeline_parallel: 2 is not available in this version, which trains with "
-                "data_parallel_shard and "
-                "data_parallel_replicate"
-            ),
-        ),
-        (
-            "parallelism: {expert_parallel: 2}",
-            (
-                "parallelism.expert_parallel: 2 is not available in this version, which trains with "
-                "data_parallel_shard and "
-                "data_parallel_replicate"
             ),
         ),
         (
@@ -178,12 +143,45 @@ def test_what_this_version_cannot_do_is_said(problem, text, expected):
     assert problem(text, ranks=4) == f"x.yaml:1: {expected}"
 
 
-def test_layout_rules_are_checked_even_for_what_is_not_available(problems):
-    lines = problems("parallelism: {tensor_parallel: 3}", ranks=3)
-    assert any(
-        line.startswith("x.yaml: model.hidden_size: 64 is not divisible by tensor_parallel 3")
-        for line in lines
-    )
+@pytest.mark.parametrize(
+    ("text", "ranks", "expected"),
+    [
+        ("parallelism: {tensor_parallel: 3}", 3, "model.num_heads: 4 is not divisible by tensor_parallel 3"),
+        ("parallelism: {expert_parallel: 2}", 2, "parallelism.expert_parallel: 2 has no experts to spread"),
+        (
+            "model: {preset: moe-tiny}\nparallelism: {expert_parallel: 3}",
+            3,
+            "model.num_experts: 8 is not divisible by expert_parallel 3",
+        ),
+        (
+            "parallelism: {pipeline_parallel: 2}",
+            2,
+            "training.micro_batch_size: makes 1 micro-batch a step, and 1f1b over 2 pipeline ranks needs at least 2",
+        ),
+        (
+            "{training: {micro_batch_size: 1, global_batch_size: 5}, "
+            + "parallelism: {pipeline_parallel: 2, pipeline_parallel_schedule: interleaved_1f1b}}",
+            2,
+            "training.micro_batch_size: makes 5 micro-batches a step, and interleaved_1f1b runs them in 2 rounds",
+        ),
+        (
+            "training: {seq_length: 15}\nparallelism: {tensor_parallel: 2, sequence_parallel: true}",
+            2,
+            "training.seq_length: 15 is not divisible by tensor_parallel 2",
+        ),
+        ("model: {preset: decoder-tiny, kv_lora_rank: 8}", 1, "model.kv_lora_rank: has no effect: it belongs to attention: mla"),
+        ("model: {preset: mla-tiny, qk_rope_head_dim: 7}", 1, "model.qk_rope_head_dim: 7 is odd"),
+        ("model: {preset: moe-tiny, experts_per_token: 9}", 1, "model.experts_per_token: 9 is more than there are experts"),
+        ("model: {preset: moe-tiny, first_dense_layers: 4}", 1, "model.first_dense_layers: 4 leaves no layer"),
+    ],
+)
+def test_layouts_and_models_that_cannot_be_are_refused(problems, text, ranks, expected):
+    assert any(expected in line for line in problems(text, ranks=ranks))
+
+
+def test_a_part_that_the_preset_lacks_gets_the_sizes_of_the_preset_that_has_it(resolve):
+    model = resolve("model: {preset: moe-tiny, attention: mla}").config.model
+    assert (model.kv_lora_rank, model.num_experts, model.num_kv_heads) == (16, 8, 2)
 
 
 @pytest.mark.parametrize(

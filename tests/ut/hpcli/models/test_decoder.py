@@ -121,7 +121,7 @@ def test_a_token_sees_the_tokens_before_it_and_none_after():
 def test_a_token_sees_its_position():
     model = build_model(section(**(TINY | {"num_layers": 1})), 0)
     for name in ("query", "key"):  # far from the start, where attention is nearly uniform
-        model.layers[0].attention.get_submodule(name).weight.data *= 50
+        model.layers["0"].attention.get_submodule(name).weight.data *= 50
     with torch.no_grad():
         logits = model(torch.tensor([[1, 2, 3, 4]]))
         swapped = model(torch.tensor([[2, 1, 3, 4]]))

@@ -12,7 +12,7 @@ from hpcli.data.text import IGNORED
 from hpcli.train.loop import _learning_rate
 from hpcli.train.planted import KINDS, Planted, planted_failure
 from hpcli.train.precision import precision_policy
-from hpcli.train.torch_engine import token_loss
+from hpcli.train.torch_loss import token_loss
 from hpcli.train.torch_optimizer import Optimizer
 from hyper_parallel.core.precision import MixedPrecisionPolicy
 
