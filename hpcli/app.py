@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hpcli.config.overrides import Override
     from hpcli.config.validate import ResolvedConfig
 
+MOST_CHECKED_RANKS = 64
 DEVICES = ("auto", "cpu", "cuda", "npu", "sim-npu")
 
 app = typer.Typer(
@@ -205,6 +206,74 @@ def validate(
         lines = [encode(layout_json(config, resolved))] if as_json else layout_lines(config, resolved)
         for line in lines:
             typer.echo(line)
+
+
+@app.command("check-norm")
+def check_norm(
+    config: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Argument(
+            metavar="[CONFIG]", help="Check the layout of this YAML file alone.", autocompletion=_complete_config
+        ),
+    ] = None,
+    ranks: Ranks = None,
+    layout: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="NAME", help="Check this layout of the matrix only. Repeatable."),
+    ] = None,
+    platform: Annotated[str, typer.Option(metavar="torch", help="The framework.")] = "torch",
+    device: Device = None,
+    set_: Set = None,
+    inject: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="FAULT", help="Plant a known fault into the ranks; the check must fail and name it."),
+    ] = None,
+    list_faults: Annotated[bool, typer.Option("--list-faults", help="Show what can be planted.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Prove that every rank holds the norm that a single process computes, layout by layout.
+
+    Without CONFIG, goes through every layout that suits the number of ranks. On each: the ranks' norms are equal
+    bit for bit and equal to an independent single-process reference; each rank's shard of every gradient is the
+    reference's slice; losses agree; offload changes no bit; exact values come through the real reducers.
+    Exits with 1 if anything does not hold, and names the cause.
+
+    \b
+    Examples:
+      hpcli check-norm --ranks 8
+      hpcli check-norm --ranks 4 --layout tp2+sp-fsdp2 --layout ep4-fsdp4
+      hpcli check-norm examples/configs/fsdp8.yaml
+      hpcli check-norm --ranks 4 --inject loss-scale-left-in
+    """
+    from hpcli.check import command
+
+    if list_faults:
+        command.list_faults(json=as_json)
+        return
+    if platform != "torch":
+        raise typer.BadParameter(f"{platform!r} is not available in this version, which checks torch", param_hint="--platform")
+    if config is not None and layout:
+        raise typer.BadParameter("CONFIG is a layout of its own; leave one of the two out", param_hint="--layout")
+    if config is None and set_:
+        raise typer.BadParameter("changes a CONFIG, and there is none", param_hint="--set")
+    resolved = None
+    if config is not None:
+        resolved, _ = _resolve(config, ranks, _overrides(set_, None, None, None, device))
+    count = resolved.world_size if resolved is not None else ranks
+    if count is None:
+        raise typer.BadParameter("how many ranks? Give --ranks N, or a CONFIG", param_hint="--ranks")
+    if not 1 <= count <= MOST_CHECKED_RANKS:
+        raise typer.BadParameter(f"{count}: from 1 to {MOST_CHECKED_RANKS}", param_hint="--ranks")
+    if device is not None and device not in DEVICES:
+        raise typer.BadParameter(f"{device!r}: one of {', '.join(DEVICES)}", param_hint="--device")
+    where = resolved.config.device if resolved is not None else device or "cpu"
+    from hpcli.train.run import device_type
+
+    code = command.check_norm(
+        resolved, ranks=count, names=layout or [], device=device_type(where), inject=inject, json=as_json
+    )
+    raise typer.Exit(code)
 
 
 @app.command()

@@ -45,8 +45,9 @@ def caption(tokens: npt.NDArray[np.int64]) -> str:
 def draw(text: str, height: int, width: int) -> npt.NDArray[np.float32]:
     """``text`` in white on black as a typewriter writes it, as far as it fits: (height, width) float32 in [0, 1].
 
-    Each character has a cell of half the image's height, in the middle of which it stands. At fixed places characters are learnt
-    within a few hundred steps; the font's own spacing takes longer.
+    Each character stands in the middle of a cell of half the image's height. Fixed places are easier to read than the font's own
+    spacing: vlm-tiny's loss on 16 bytes of text was 1.54 instead of 1.69 after 780 steps of 32 sequences, and 2.2 to 2.4 with
+    either where images were exchanged.
     """
     cell = max(height // 2, 1)
     margin = cell // 2  # a wide character reaches beyond its cell

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hpcli.config.schema import Config
 from hpcli.models.attention import GROUPED_QUERY_SPLIT, LATENT_SPLIT
+from hpcli.models.description import known
 from hpcli.models.feed_forward import DENSE_SPLIT, EXPERTS_SHARD_DIMS, EXPERTS_SPLIT
 from hyper_parallel.core.plan import ParallelPlan
 
@@ -35,8 +36,9 @@ def parallel_plan(config: Config) -> ParallelPlan:
     """The plan for the model of ``config``, whose sizes are resolved."""
     model = config.model
     images = model.kind == "vlm"
+    vision = [f"vision.layers.{index}" for index in range(known(model.vision_layers) if images else 0)]
     return ParallelPlan(
-        layers=tuple(f"layers.{index}" for index in range(model.num_layers or 0)),
+        layers=(*vision, *(f"layers.{index}" for index in range(known(model.num_layers)))),
         unit=config.fsdp_config.unit,
         activation_checkpointing=config.training.activation_checkpointing == "full",
         reshard_after_forward=config.fsdp_config.reshard_after_forward,

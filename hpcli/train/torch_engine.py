@@ -37,6 +37,7 @@ class TorchEngine:
     Attributes:
         parts: the modules of this rank: the model, or with pipeline parallelism this rank's stages in ascending order.
         parameters: name in the whole model -> parameter, of all trainable parameters of this rank.
+        norm_mesh: what the norm's scope is, where the parameters do not show it.
     """
 
     def __init__(self, config: Config, mesh: ParallelMesh, device_type: str) -> None:
@@ -66,7 +67,7 @@ class TorchEngine:
         # a head that is tied across stages is the embedding, under whose name it is saved
         self._tied_names = {"head.weight": "embedding.weight"} if config.model.tie_embeddings else {}
         # the parameters of a pipeline stage do not show that there are other stages
-        self._norm_mesh = mesh if mesh.pp > 1 else None
+        self.norm_mesh = mesh if mesh.pp > 1 else None
         self.report: GradNormReport | None = None
 
     def step(
@@ -117,7 +118,7 @@ class TorchEngine:
         """
         settings = self.training
         report: GradNormReport = hyper_parallel.grad_norm_report(
-            list(self.parameters.values()), settings.max_norm, settings.norm_type, mesh=self._norm_mesh
+            list(self.parameters.values()), settings.max_norm, settings.norm_type, mesh=self.norm_mesh
         )
         self.report = report
         if report.replicas_differ:
@@ -125,7 +126,7 @@ class TorchEngine:
         if settings.error_if_nonfinite and not math.isfinite(float(report.norm)):
             # given the modules, the error can tell names
             hyper_parallel.grad_norm_report(
-                self.parts, math.inf, settings.norm_type, True, mesh=self._norm_mesh
+                self.parts, math.inf, settings.norm_type, True, mesh=self.norm_mesh
             )
         return report
 

@@ -6,7 +6,11 @@ most one shorter piece, then empty ones. Buffers pad each piece to the full chun
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
+
+from hyper_parallel.core.mesh import ParallelMesh
+from hyper_parallel.core.plan import ParallelPlan, matching
 
 
 class Piece(NamedTuple):
@@ -31,3 +35,36 @@ def piece(size: int, ranks: int, index: int) -> Piece:
 def shard_shape(shape: tuple[int, ...], dim: int, ranks: int, index: int) -> tuple[int, ...]:
     """The shape that rank ``index`` of ``ranks`` holds of a tensor of ``shape`` sharded on dimension ``dim``."""
     return (*shape[:dim], piece(shape[dim], ranks, index).length, *shape[dim + 1 :])
+
+
+class Cut(NamedTuple):
+    """One division of a tensor: dimension ``dim`` over ``ranks`` ranks, of which this one is number ``position``."""
+
+    dim: int
+    ranks: int
+    position: int
+
+
+def local_pieces(shape: tuple[int, ...], cuts: Iterable[Cut]) -> tuple[Piece, ...]:
+    """What a rank holds of a tensor after all ``cuts`` in their order: the range of each dimension, counted in the whole tensor.
+
+    Each cut divides what the ones before it left, so a dimension may be cut twice: tensor parallelism first, then FSDP.
+    """
+    held = [Piece(0, size) for size in shape]
+    for cut in cuts:
+        start, length = held[cut.dim]
+        part = piece(length, cut.ranks, cut.position)
+        held[cut.dim] = Piece(start + part.start, part.length)
+    return tuple(held)
+
+
+def parameter_cuts(plan: ParallelPlan, mesh: ParallelMesh, name: str, rank: int) -> list[Cut]:
+    """How the parameter ``name`` is cut on ``rank``: by expert parallelism, then tensor parallelism, then FSDP."""
+    position = mesh.coordinates(rank)
+    tensor_dim = plan.tensor_dim(name)
+    tensor = [] if tensor_dim is None else [Cut(tensor_dim, mesh.tp, position["tp"])]
+    if not plan.is_expert(name):
+        return [*tensor, Cut(0, mesh.dp_shard, position["dp_shard"])]
+    shards, ep = divmod(position["dp_shard"], mesh.ep)
+    shard_dim = matching(plan.expert_shard_dims, name) or 0
+    return [Cut(0, mesh.ep, ep), *tensor, Cut(shard_dim, mesh.dp_shard // mesh.ep, shards)]

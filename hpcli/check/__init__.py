@@ -1,0 +1,1 @@
+"""check-norm: a matrix of layouts, an independent reference, a verdict, and the cause where one fails."""

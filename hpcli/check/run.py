@@ -1,0 +1,141 @@
+"""The parent's part of check-norm: references first, then one layout after the other on one rank server."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hpcli.check.evidence import Degrees, Expected, expected_witness
+from hpcli.check.layouts import Layout
+from hpcli.check.verdict import Verdict, failed, judge
+from hpcli.launch import RankFailure, RankServer
+from hpcli.train.precision import precision_policy
+from hyper_parallel.core.pipeline_layout import ZERO_BUBBLE_SCHEDULES
+
+RANK_PROGRAM = "hpcli.check.rank_program:run"
+REFERENCE_PROGRAM = "hpcli.check.reference:run"
+WARM_UP = "hpcli.check.warm:warm"
+REFERENCE_RANKS = 2
+
+Progress = Callable[[int, int, str], None]
+
+
+def check(
+    layouts: Sequence[Layout], *, device: str, fault: str | None, timeout_seconds: float, progress: Progress
+) -> Iterator[Verdict]:
+    """The verdict on each layout, as soon as it is known.
+
+    Args:
+        fault: planted into the ranks of every layout.
+        progress: called with how many layouts are done, how many there are, and what is being done.
+
+    Raises:
+        LaunchError: the ranks cannot be started at all.
+    """
+    warm_up = WARM_UP if device == "cpu" else None
+    with RankServer(device, warm_up=warm_up) as server, tempfile.TemporaryDirectory(prefix="hpcli-check-") as folder:
+        progress(0, len(layouts), "reference")
+        losses = _references(server, layouts, Path(folder), timeout_seconds)
+        for number, layout in enumerate(layouts):
+            progress(number, len(layouts), layout.name)
+            began = time.perf_counter()
+            reference = Path(folder) / f"{number}.npz"
+            expected, degrees = _expected(layout, reference, losses[layout.name])
+            facts: list[dict[str, Any]] = []
+            try:
+                server.run(
+                    RANK_PROGRAM,
+                    _payload(layout, device, fault, reference),
+                    layout.resolved.world_size,
+                    timeout_seconds=timeout_seconds,
+                    on_event=facts.append,
+                )
+            except RankFailure as failure:
+                yield failed(layout.name, str(failure), time.perf_counter() - began)
+            else:
+                yield judge(layout.name, facts, expected, degrees, time.perf_counter() - began)
+        progress(len(layouts), len(layouts), "")
+
+
+def _references(
+    server: RankServer, layouts: Sequence[Layout], folder: Path, timeout_seconds: float
+) -> dict[str, float]:
+    entries = [
+        {
+            "name": layout.name,
+            "config": layout.resolved.config.model_dump(mode="json"),
+            "data_parallel": layout.resolved.mesh.data_parallel_size,
+        }
+        for layout in layouts
+    ]
+    losses: dict[str, float] = {}
+    server.run(
+        REFERENCE_PROGRAM,
+        {"layouts": entries, "folder": str(folder)},
+        min(REFERENCE_RANKS, len(layouts)),
+        timeout_seconds=timeout_seconds,
+        on_event=lambda event: losses.update({event["layout"]: event["loss"]}),
+    )
+    return losses
+
+
+def _payload(layout: Layout, device: str, fault: str | None, reference: Path) -> dict[str, Any]:
+    return {
+        "config": layout.resolved.config.model_dump(mode="json"),
+        "mesh": asdict(layout.resolved.mesh),
+        "device": device,
+        "fault": fault,
+        "reference": str(reference),
+    }
+
+
+def _expected(layout: Layout, reference: Path, loss: float) -> tuple[Expected, Degrees]:
+    import numpy as np
+
+    config, mesh = layout.resolved.config, layout.resolved.mesh
+    with np.load(reference, allow_pickle=False) as arrays:
+        squares = {
+            key.removeprefix("right/"): float(np.square(arrays[key]).sum())
+            for key in arrays.files
+            if key.startswith("right/")
+        }
+    degrees = Degrees(
+        pp=mesh.pp,
+        dp_replicate=mesh.dp_replicate,
+        dp_shard=mesh.dp_shard,
+        ep=mesh.ep,
+        tp=mesh.tp,
+        zero_bubble=mesh.pp > 1 and config.parallelism.pipeline_parallel_schedule in ZERO_BUBBLE_SCHEDULES,
+        reduce_dtype=precision_policy(config).resolved_reduce_dtype,
+    )
+    if config.model.tie_embeddings:
+        squares["head.weight"] = 0.0  # the other name of the embedding
+    witness = expected_witness(degrees) if layout.low_precision or mesh.tp > 1 else {}
+    return Expected(squares, loss, *_tolerances(layout, degrees), witness), degrees
+
+
+def _tolerances(layout: Layout, degrees: Degrees) -> tuple[float, float, float]:
+    """How far the norm (relative) and a gradient shard (relative to itself, and to the whole gradient) may be off.
+
+    In float32 only the order of sums differs. In low precision the reference replays the layout's split of the batch: again only the order
+    of sums differs, unless tensor or expert parallelism also cut the matrices, whose products are then rounded elsewhere.
+    """
+    if not layout.low_precision:
+        return 1e-6, 1e-5, 1e-7
+    if degrees.tp > 1 or degrees.ep > 1:
+        return 2e-2, 1e-1, 1e-2
+    if degrees.reduce_dtype == "float32":
+        return 1e-5, 1e-4, 1e-6
+    return 5e-3, 2e-2, 1e-3
+
+
+def all_hold(verdicts: Sequence[Verdict]) -> bool:
+    """Whether something was checked and all of it holds."""
+    return bool(verdicts) and all(verdict.holds for verdict in verdicts) and not any(
+        math.isnan(verdict.norm) for verdict in verdicts
+    )

@@ -1,0 +1,105 @@
+"""The table of check-norm, and what is said below it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isnan
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from hpcli.report.formats import MISSING, count_text
+
+if TYPE_CHECKING:
+    from hpcli.check.verdict import Verdict
+    from hpcli.faults.fault import Fault
+
+LONGEST_PARAMETER = 24
+
+
+def check_table(verdicts: Sequence[Verdict]) -> Table:
+    """One line a layout; at most 100 columns."""
+    table = _table()
+    for title, right in (
+        ("layout", False),
+        ("norm", True),
+        ("off by", True),
+        ("ranks\nequal", False),
+        ("worst gradient", False),
+        ("off by", True),
+        ("coll.\n/clip", True),
+        ("time", True),
+        ("", False),
+    ):
+        table.add_column(Text(title), justify="right" if right else "left", no_wrap=True, vertical="bottom")
+    for verdict in verdicts:
+        table.add_row(*map(Text, _cells(verdict)))
+    return table
+
+
+def _cells(verdict: Verdict) -> list[str]:
+    ran = not isnan(verdict.norm)
+    name, off = verdict.worst
+    return [
+        verdict.layout,
+        f"{verdict.norm:.7g}" if ran else MISSING,
+        f"{verdict.difference:.0e}" if ran else MISSING,
+        ("yes" if verdict.equal else "NO") if ran else MISSING,
+        name if len(name) <= LONGEST_PARAMETER else f"..{name[-LONGEST_PARAMETER + 2 :]}",
+        f"{off:.0e}" if name else MISSING,
+        str(verdict.collectives) if ran else MISSING,
+        f"{verdict.seconds:.1f} s",
+        "ok" if verdict.holds else "FAILED",
+    ]
+
+
+def closing_lines(verdicts: Sequence[Verdict], ranks: int, seconds: float) -> list[str]:
+    """One line of summary, then what failed and why."""
+    failed = [verdict for verdict in verdicts if not verdict.holds]
+    what = count_text(len(verdicts), "layout")
+    if not failed:
+        lines = [f"{what} on {count_text(ranks, 'rank')}: all hold, in {seconds:.1f} s"]
+    else:
+        lines = [f"{len(failed)} of {what} on {count_text(ranks, 'rank')} failed, in {seconds:.1f} s"]
+    for verdict in failed:
+        lines.append("")
+        lines.append(f"{verdict.layout}:")
+        lines += [f"  - {problem}" for problem in verdict.problems]
+        if verdict.cause is not None:
+            lines.append(f"  cause: {verdict.cause}")
+    return lines
+
+
+def verdict_json(verdict: Verdict) -> dict[str, Any]:
+    """A verdict as an event."""
+    return {
+        "event": "layout",
+        "layout": verdict.layout,
+        "norm": verdict.norm,
+        "relative_difference": verdict.difference,
+        "ranks_equal": verdict.equal,
+        "worst_parameter": verdict.worst[0],
+        "worst_difference": verdict.worst[1],
+        "collectives_per_clip": verdict.collectives,
+        "seconds": verdict.seconds,
+        "holds": verdict.holds,
+        "problems": list(verdict.problems),
+        "cause": verdict.cause.id if verdict.cause else None,
+        "evidence": verdict.cause.evidence if verdict.cause else None,
+    }
+
+
+def fault_table(faults: Mapping[str, Fault]) -> Table:
+    """What can be planted."""
+    table = _table()
+    for title in ("fault", "what it is", "reported as"):
+        table.add_column(Text(title), vertical="top", overflow="fold")
+    for name, fault in faults.items():
+        table.add_row(Text(name, no_wrap=True), Text(fault.title), Text(fault.source))
+    return table
+
+
+def _table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)

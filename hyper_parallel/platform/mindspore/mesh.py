@@ -1,0 +1,84 @@
+"""Process groups for MindSpore: how a :class:`ParallelMesh` becomes groups of ranks, and what must happen before the first operation."""
+
+from __future__ import annotations
+
+from hyper_parallel.core.mesh import AXES, ParallelMesh
+from hyper_parallel.platform.mindspore import collectives
+from hyper_parallel.platform.mindspore.collectives import Group
+from hyper_parallel.platform.mindspore.loading import load_mindspore
+
+DEVICES = {"cpu": "CPU", "npu": "Ascend"}
+
+
+def init_process_group(
+    device: str = "cpu",
+    *,
+    init_method: str | None = None,
+    rank: int = -1,
+    world_size: int = -1,
+    timeout_seconds: float | None = None,
+    strict_dtypes: bool = False,
+) -> None:
+    """Set MindSpore up and start the default process group: gloo on a "cpu", HCCL on an "npu" (Ascend).
+
+    On a CPU operations are launched one by one: MindSpore's asynchronous launch takes 20 to 40 times as long there, and lets other
+    libraries see memory before it is written. This only takes effect before the first operation of the process.
+
+    Raises:
+        ValueError: an unknown device.
+        MindSporeMissingError: MindSpore is not installed, or beside NumPy 2.
+        RuntimeError: the ranks cannot meet.
+    """
+    if device not in DEVICES:
+        raise ValueError(f"unknown device {device!r} for MindSpore; known: {', '.join(DEVICES)}")
+    ms = load_mindspore()
+    ms.set_device(DEVICES[device])
+    if device == "cpu":
+        import torch
+
+        torch.set_num_threads(1)  # ranks outnumber cores, and results must not depend on how a rank was started
+        ms.runtime.launch_blocking()
+    forget_groups()
+    collectives.start(init_method=init_method, rank=rank, world_size=world_size, timeout_seconds=timeout_seconds)
+
+
+def forget_groups() -> None:
+    """Drop the groups of an earlier process group."""
+    _groups.clear()
+
+
+_groups: dict[tuple[tuple[int, ...], ...], tuple[Group, object]] = {}
+
+
+def group(mesh: ParallelMesh, *axes: str) -> Group:
+    """The ranks that differ from this one on ``axes`` alone; made once per process group. Collective on its first call."""
+    return _made_once(mesh.groups(*axes))
+
+
+def expert_shard_group(mesh: ParallelMesh) -> Group:
+    """The ranks that shard one expert: ``dp_shard`` is cut into ``dpm`` of them times ``ep``. Collective on its first call."""
+    return _made_once([ranks[start :: mesh.ep] for ranks in mesh.groups("dp_shard") for start in range(mesh.ep)])
+
+
+def expert_group(mesh: ParallelMesh) -> Group:
+    """The ranks over which experts are spread: consecutive ones of ``dp_shard``. Collective on its first call."""
+    return _made_once(
+        [
+            ranks[start : start + mesh.ep]
+            for ranks in mesh.groups("dp_shard")
+            for start in range(0, mesh.dp_shard, mesh.ep)
+        ]
+    )
+
+
+def whole_group(mesh: ParallelMesh) -> Group:
+    """All ranks of the mesh."""
+    return group(mesh, *AXES)
+
+
+def _made_once(partition: list[tuple[int, ...]]) -> Group:
+    key = tuple(partition)
+    entry = _groups.get(key)
+    if entry is None or entry[1] is not collectives.world():
+        entry = _groups[key] = (collectives.make_group(partition), collectives.world())
+    return entry[0]
