@@ -10,6 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hyper_parallel.api import (
+        PipelineStage,
+        Schedule1F1B,
+        ScheduleDualPipeV,
+        ScheduleGPipe,
+        ScheduleInterleaved1F1B,
+        ScheduleInterleavedZeroBubble,
+        ScheduleZBVZeroBubble,
         clip_grad_norm_,
         clip_grads_with_norm_,
         finish_gradients,
@@ -26,6 +33,13 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "init": "hyper_parallel.api",
+    "PipelineStage": "hyper_parallel.api",
+    "ScheduleGPipe": "hyper_parallel.api",
+    "Schedule1F1B": "hyper_parallel.api",
+    "ScheduleInterleaved1F1B": "hyper_parallel.api",
+    "ScheduleInterleavedZeroBubble": "hyper_parallel.api",
+    "ScheduleZBVZeroBubble": "hyper_parallel.api",
+    "ScheduleDualPipeV": "hyper_parallel.api",
     "parallelize": "hyper_parallel.api",
     "fully_shard": "hyper_parallel.api",
     "clip_grad_norm_": "hyper_parallel.api",
@@ -45,6 +59,13 @@ __all__ = [
     "OffloadPolicy",
     "ParallelMesh",
     "ParallelPlan",
+    "PipelineStage",
+    "Schedule1F1B",
+    "ScheduleDualPipeV",
+    "ScheduleGPipe",
+    "ScheduleInterleaved1F1B",
+    "ScheduleInterleavedZeroBubble",
+    "ScheduleZBVZeroBubble",
     "clip_grad_norm_",
     "clip_grads_with_norm_",
     "finish_gradients",

@@ -101,6 +101,41 @@ def mark_shared(parameter: Any, group: Any) -> None:
     _implementation(parameter, "finish_gradients", "mark_shared")(parameter, group)
 
 
+def PipelineStage(module: Any, *arguments: Any, **options: Any) -> Any:
+    """One stage of a pipeline, over the ``pp`` axis of a :class:`ParallelMesh`."""
+    return _implementation(module, "pipeline", "PipelineStage")(module, *arguments, **options)
+
+
+def ScheduleGPipe(stages: Any, n_microbatches: int, loss_fn: Any = None) -> Any:
+    """All forwards, then all backwards. ``step`` runs it; gradients of micro-batches are added up, never rescaled."""
+    return _implementation(stages, "pipeline", "ScheduleGPipe")(stages, n_microbatches, loss_fn)
+
+
+def Schedule1F1B(stages: Any, n_microbatches: int, loss_fn: Any = None) -> Any:
+    """One forward, one backward in turn. ``step`` runs it; gradients of micro-batches are added up, never rescaled."""
+    return _implementation(stages, "pipeline", "Schedule1F1B")(stages, n_microbatches, loss_fn)
+
+
+def ScheduleInterleaved1F1B(stages: Any, n_microbatches: int, loss_fn: Any = None) -> Any:
+    """1F1B over several stages on each rank. ``step`` runs it; gradients of micro-batches are added up, never rescaled."""
+    return _implementation(stages, "pipeline", "ScheduleInterleaved1F1B")(stages, n_microbatches, loss_fn)
+
+
+def ScheduleInterleavedZeroBubble(stages: Any, n_microbatches: int, loss_fn: Any = None) -> Any:
+    """Interleaved, with weight gradients in the bubble. ``step`` runs it; gradients of micro-batches are added up, never rescaled."""
+    return _implementation(stages, "pipeline", "ScheduleInterleavedZeroBubble")(stages, n_microbatches, loss_fn)
+
+
+def ScheduleZBVZeroBubble(stages: Any, n_microbatches: int, loss_fn: Any = None) -> Any:
+    """Zero bubble in a V of two stages on each rank. ``step`` runs it; gradients of micro-batches are added up, never rescaled."""
+    return _implementation(stages, "pipeline", "ScheduleZBVZeroBubble")(stages, n_microbatches, loss_fn)
+
+
+def ScheduleDualPipeV(stages: Any, n_microbatches: int, loss_fn: Any = None) -> Any:
+    """DualPipe cut in half to a V. ``step`` runs it; gradients of micro-batches are added up, never rescaled."""
+    return _implementation(stages, "pipeline", "ScheduleDualPipeV")(stages, n_microbatches, loss_fn)
+
+
 def _on_parameters(
     function: str, parameters: Any, arguments: tuple[Any, ...], options: dict[str, Any], module: str = "clip_grad"
 ) -> Any:

@@ -99,8 +99,12 @@ def _complete(sections: dict[str, dict[str, Any]], ranks: int) -> dict[str, Any]
     result: dict[str, Any] = {
         name: {**chosen.get(name, {}), **sections.get(name, {})} for name in {*chosen, *sections}
     }
-    layers = 2 * result.get("parallelism", {}).get("pipeline_parallel", 1)
-    result["model"]["num_layers"] = max(result["model"]["num_layers"], layers)
+    parallelism = result.get("parallelism", {})
+    pp = parallelism.get("pipeline_parallel", 1)
+    if pp > 1:
+        result["model"]["num_layers"] = 2 * pp
+        share = result["training"]["global_batch_size"] * pp * parallelism.get("tensor_parallel", 1) // ranks
+        result["training"]["micro_batch_size"] = max(1, share // (2 * pp))  # enough micro-batches for every schedule
     return result
 
 
@@ -129,24 +133,24 @@ def _candidates(ranks: int) -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
         yield _named(f"tp{ranks}+sp", parallelism={"tensor_parallel": ranks, "sequence_parallel": True})
     for pp in _degrees(ranks):
         rest = _times("fsdp", ranks // pp)
-        yield _named(f"pp{pp}{rest}", parallelism={"pipeline_parallel": pp}, training=micro)
+        yield _named(f"pp{pp}{rest}", parallelism={"pipeline_parallel": pp})
         yield _named(
-            f"pp{pp}{rest} tied", parallelism={"pipeline_parallel": pp}, training=micro, model={"tie_embeddings": True}
+            f"pp{pp}{rest} tied", parallelism={"pipeline_parallel": pp}, model={"tie_embeddings": True}
         )
     for pp in (4, 3, 2, 5, 7):
         if ranks % pp == 0 and (pp == 4 or ranks % 4):
             rest = _times("fsdp", ranks // pp)
             schedule = {"pipeline_parallel": pp, "pipeline_parallel_schedule": "interleaved_1f1b"}
-            yield _named(f"pp{pp} interleaved{rest}", parallelism=schedule, training=micro)
+            yield _named(f"pp{pp} interleaved{rest}", parallelism=schedule)
             break
     for pp in _degrees(ranks):
         schedule = {"pipeline_parallel": pp, "pipeline_parallel_schedule": "zbv"}
         rest = _times("fsdp", ranks // pp)
-        yield _named(f"pp{pp} zero-bubble{rest}", parallelism=schedule, training=micro, fsdp_config=KEEP)
+        yield _named(f"pp{pp} zero-bubble{rest}", parallelism=schedule, fsdp_config=KEEP)
     if ranks % 4 == 0 and ranks > 4:
         parallelism = {"tensor_parallel": 2, "pipeline_parallel": 2, "sequence_parallel": True}
         rest = _times("fsdp", ranks // 4)
-        yield _named(f"tp2+sp x pp2{rest} mla", parallelism=parallelism, training=micro, model={"preset": "mla-tiny"})
+        yield _named(f"tp2+sp x pp2{rest} mla", parallelism=parallelism, model={"preset": "mla-tiny"})
     yield from _experts(ranks)
     yield _named(f"vlm fsdp{ranks}", model={"preset": "vlm-tiny"})
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hpcli.check.verdict import Verdict
     from hpcli.faults.fault import Fault
 
-LONGEST_PARAMETER = 24
+LONGEST_PARAMETER = 22
 
 
 def check_table(verdicts: Sequence[Verdict]) -> Table:
@@ -29,7 +29,7 @@ def check_table(verdicts: Sequence[Verdict]) -> Table:
         ("ranks\nequal", False),
         ("worst gradient", False),
         ("off by", True),
-        ("coll.\n/clip", True),
+        ("coll.", True),
         ("time", True),
         ("", False),
     ):
@@ -50,7 +50,7 @@ def _cells(verdict: Verdict) -> list[str]:
         name if len(name) <= LONGEST_PARAMETER else f"..{name[-LONGEST_PARAMETER + 2 :]}",
         f"{off:.0e}" if name else MISSING,
         str(verdict.collectives) if ran else MISSING,
-        f"{verdict.seconds:.1f} s",
+        f"{verdict.seconds:.1f}s",
         "ok" if verdict.holds else "FAILED",
     ]
 

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from torch.distributed.fsdp import MixedPrecisionPolicy as FSDPMixedPrecision
 from torch.distributed.fsdp import OffloadPolicy as FSDPOffload
 from torch.distributed.fsdp import fully_shard as fsdp_fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 
 from hyper_parallel.core.mesh import ParallelMesh
 from hyper_parallel.core.precision import MixedPrecisionPolicy, OffloadPolicy
@@ -96,8 +96,16 @@ def _store_in_shard_dtype(module: nn.Module, policy: MixedPrecisionPolicy) -> No
     """Round the parameters to their storage dtype and hold them in SHARD_DTYPE."""
     storage = getattr(torch, policy.params_dtype)
     for parameter in module.parameters():
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.to(storage).to(SHARD_DTYPE)
+        if parameter.is_floating_point() and {parameter.dtype, storage} != {SHARD_DTYPE}:
+            parameter.data = _rounded(parameter.data, storage)
+
+
+def _rounded(tensor: torch.Tensor, storage: torch.dtype) -> torch.Tensor:
+    if not isinstance(tensor, DTensor):
+        return tensor.to(storage).to(SHARD_DTYPE)
+    local = tensor.to_local().to(storage).to(SHARD_DTYPE)  # as DTensor operations, each would be dispatched in Python
+    mesh, placements = tensor.device_mesh, tensor.placements
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride())
 
 
 def _widen_scalars(modules: Sequence[nn.Module]) -> None:

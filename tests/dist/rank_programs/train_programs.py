@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from hpcli.config.schema import Config
-from hpcli.data.documents import load_documents
-from hpcli.data.text import IGNORED, TextBatches
+from hpcli.data.batches import make_batches
+from hpcli.data.text import IGNORED
 from hpcli.train import torch_loss
 from hpcli.train.torch_engine import TorchEngine
 from hyper_parallel import ParallelMesh
@@ -33,13 +33,7 @@ def train(
     settings, layout = Config.model_validate(config), ParallelMesh(**mesh)
     engine = TorchEngine(settings, layout, "cpu")
     training = settings.training
-    batches = TextBatches(
-        load_documents(settings.data.path),
-        seq_length=training.seq_length,
-        batch_size=training.global_batch_size,
-        seed=training.seed,
-        shuffle=settings.data.shuffle,
-    )
+    batches = make_batches(settings)
     before = {name: _whole(p) for name, p in engine.parts[0].named_parameters()}
     told: dict[str, Any] = {"losses": [], "norms": [], "valid": [], "rows": [], "skipped": []}
     for step in range(1, steps + 1):
