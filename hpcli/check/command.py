@@ -40,7 +40,10 @@ def check_norm(
     verdicts: list[Verdict] = []
     timeout = TIMEOUT_SECONDS if resolved is None else resolved.config.launch.timeout_seconds
     with signals_end_the_run(), _Progress(len(layouts), json=json) as progress:
-        for verdict in check(layouts, device=device, fault=inject, timeout_seconds=timeout, progress=progress):
+        planted = [inject] * len(layouts)
+        for verdict in check(
+            layouts, device=device, faults=planted, timeout_seconds=timeout, progress=progress
+        ):
             verdicts.append(verdict)
             if json:
                 print(encode(verdict_json(verdict)), flush=True)

@@ -29,15 +29,19 @@ micro-batches and ranks of their own means."""
 
 
 def run(context: RankContext, payload: dict[str, Any]) -> None:
-    """Write the references of ``payload["layouts"]`` (name, config, data_parallel) into ``payload["folder"]``, this rank's share
+    """Write the references of ``payload["layouts"]`` (config, data_parallel) into ``payload["folder"]``, this rank's share
     of them, and tell their losses."""
     torch.set_num_threads(1)
     for number, layout in enumerate(payload["layouts"]):
         if number % context.world_size == context.rank:
             context.progress(number, "build")
             config = Config.model_validate(layout["config"])
-            loss = write_reference(config, layout["data_parallel"], Path(payload["folder"]) / f"{number}.npz")
-            context.emit({"layout": layout["name"], "loss": loss})
+            try:
+                loss = write_reference(config, layout["data_parallel"], Path(payload["folder"]) / f"{number}.npz")
+            except Exception as error:  # noqa: BLE001 (it fails this layout, and the others go on)
+                context.emit({"layout": number, "error": f"{type(error).__name__}: {error}"})
+            else:
+                context.emit({"layout": number, "loss": loss})
 
 
 def write_reference(config: Config, data_parallel: int, path: Path) -> float:

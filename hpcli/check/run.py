@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,17 @@ Progress = Callable[[int, int, str], None]
 
 
 def check(
-    layouts: Sequence[Layout], *, device: str, fault: str | None, timeout_seconds: float, progress: Progress
+    layouts: Sequence[Layout],
+    *,
+    device: str = "cpu",
+    faults: Sequence[str | None] = (),
+    timeout_seconds: float = 60.0,
+    progress: Progress = lambda done, total, what: None,
 ) -> Iterator[Verdict]:
     """The verdict on each layout, as soon as it is known.
 
     Args:
-        fault: planted into the ranks of every layout.
+        faults: what is planted into the ranks, layout by layout; nothing where there is no entry.
         progress: called with how many layouts are done, how many there are, and what is being done.
 
     Raises:
@@ -41,11 +47,14 @@ def check(
     with RankServer(device, warm_up=warm_up) as server, tempfile.TemporaryDirectory(prefix="hpcli-check-") as folder:
         progress(0, len(layouts), "reference")
         losses = _references(server, layouts, Path(folder), timeout_seconds)
-        for number, layout in enumerate(layouts):
+        for number, (layout, fault) in enumerate(zip_longest(layouts, faults[: len(layouts)])):
             progress(number, len(layouts), layout.name)
             began = time.perf_counter()
             reference = Path(folder) / f"{number}.npz"
-            expected, degrees = _expected(layout, reference, losses[layout.name])
+            if "error" in losses[number]:
+                yield failed(layout.name, f"no reference: {losses[number]['error']}", 0.0)
+                continue
+            expected, degrees = _expected(layout, reference, losses[number]["loss"])
             facts: list[dict[str, Any]] = []
             try:
                 server.run(
@@ -64,22 +73,21 @@ def check(
 
 def _references(
     server: RankServer, layouts: Sequence[Layout], folder: Path, timeout_seconds: float
-) -> dict[str, float]:
+) -> dict[int, dict[str, Any]]:
     entries = [
         {
-            "name": layout.name,
             "config": layout.resolved.config.model_dump(mode="json"),
             "data_parallel": layout.resolved.mesh.data_parallel_size,
         }
         for layout in layouts
     ]
-    losses: dict[str, float] = {}
+    losses: dict[int, dict[str, Any]] = {}
     server.run(
         REFERENCE_PROGRAM,
         {"layouts": entries, "folder": str(folder)},
         min(REFERENCE_RANKS, len(layouts)),
         timeout_seconds=timeout_seconds,
-        on_event=lambda event: losses.update({event["layout"]: event["loss"]}),
+        on_event=lambda event: losses.update({event["layout"]: event}),
     )
     return losses
 
