@@ -19,4 +19,4 @@ FAULT = Fault(
 def patch() -> None:
     from hyper_parallel.platform.torch.grad_norm import plan
 
-    replace(plan, "_lowest_is_this_rank", lambda ranks: True)
+    replace(plan, "lowest_is_this_rank", lambda ranks: True)

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from hyper_parallel.core.norm_exchange import Conclusion, RankRecord, conclude
 from hyper_parallel.platform.torch.grad_norm.arrangement import Arrangement
 from hyper_parallel.platform.torch.grad_norm.local import norm_of_many
-from hyper_parallel.platform.torch.grad_norm.plan import Found, GradientPlan, Scope, describe
+from hyper_parallel.platform.torch.grad_norm.plan import Found, GradientPlan
+from hyper_parallel.platform.torch.grad_norm.scope import Scope, describe
 
 _NAMES_SHOWN = 5
 
