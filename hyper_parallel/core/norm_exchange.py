@@ -38,6 +38,8 @@ class RankRecord(NamedTuple):
         present: fingerprint of which parameters have a gradient.
         replicas: fingerprint of the ranks that must hold the same gradients bit for bit; 0 where it differs by parameter.
         float64: 1 where a gradient is float64, else 0.
+        partial: fingerprint of the gradients that are sums over ranks not yet made, and so count nothing here; 0 for none.
+        error: 1 where this rank cannot measure its gradients, else 0.
     """
 
     contributed: float
@@ -50,6 +52,8 @@ class RankRecord(NamedTuple):
     present: float
     replicas: float
     float64: float
+    partial: float = 0.0
+    error: float = 0.0
 
 
 _SAME_FROM, _SAME_TO = RankRecord._fields.index("parameters"), RankRecord._fields.index("present") + 1
@@ -64,6 +68,9 @@ class Conclusion(NamedTuple):
         list_differs: positions of ranks whose list of parameters differs from their peers'.
         gradients_missing: a parameter has a gradient on one peer and none on another, or is not in its (empty) list.
         replicas_differ: groups of positions whose gradients should be equal bit for bit and are not.
+        partial: some rank has gradients that are still to be summed over ranks.
+        partial_differs: peers do not agree on which.
+        errors: positions of ranks that cannot measure their gradients.
     """
 
     norm: float
@@ -71,6 +78,9 @@ class Conclusion(NamedTuple):
     list_differs: tuple[int, ...]
     gradients_missing: bool
     replicas_differ: tuple[tuple[int, ...], ...]
+    partial: bool = False
+    partial_differs: bool = False
+    errors: tuple[int, ...] = ()
 
 
 def conclude(records: Sequence[RankRecord], p: float) -> Conclusion:
@@ -96,7 +106,24 @@ def conclude(records: Sequence[RankRecord], p: float) -> Conclusion:
     float64 = any(record.float64 for record in records)
     if not float64 and norm >= LARGEST_FLOAT32:
         norm = math.inf
-    return Conclusion(norm, float64, tuple(sorted(list_differs)), gradients_missing, replicas_differ)
+    partial = any(record.partial for record in records)
+    partial_differs = partial and any(
+        len({records[i].partial for i in positions}) > 1 for positions in _positions_by(records, "peers")
+    )
+    errors = tuple(i for i, record in enumerate(records) if record.error)
+    return Conclusion(
+        norm, float64, tuple(sorted(list_differs)), gradients_missing, replicas_differ, partial, partial_differs, errors
+    )
+
+
+def with_more(conclusion: Conclusion, records: Sequence[RankRecord], norm: float, p: float) -> Conclusion:
+    """The conclusion with elements of that norm added, which every rank knows in the same bits."""
+    if math.isnan(conclusion.norm):
+        return conclusion
+    total = combine([conclusion.norm, norm], p) if any(record.elements for record in records) else norm
+    if not conclusion.float64 and total >= LARGEST_FLOAT32:
+        total = math.inf
+    return conclusion._replace(norm=total)
 
 
 def _positions_by(records: Sequence[RankRecord], field: str) -> list[tuple[int, ...]]:

@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from hyper_parallel.core.mesh import ParallelMesh
 from hyper_parallel.core.norm import check_max_norm, clip_coefficient, parse_norm_type
 from hyper_parallel.platform.torch.grad_norm.combine import Measured, measure, require_finite
+from hyper_parallel.platform.torch.grad_norm.parts import NormPart, norm_parts
 from hyper_parallel.platform.torch.grad_norm.plan import Found, GradientPlan, locate
 from hyper_parallel.platform.torch.mesh import device_mesh
 
@@ -67,12 +68,16 @@ class GradNormReport(NamedTuple):
         clip_coefficient: by what the gradients were multiplied; 1.0 where nothing was written.
         parts: one per rank, ascending.
         replicas_differ: ranks that hold replicas of the same gradients with different norms.
+        classes: what each class of parameter contributes; empty unless asked for.
+        parameters: what each parameter contributes; empty unless asked for.
     """
 
     norm: torch.Tensor
     clip_coefficient: float
     parts: tuple[RankPart, ...]
     replicas_differ: tuple[tuple[int, ...], ...]
+    classes: tuple[NormPart, ...] = ()
+    parameters: tuple[NormPart, ...] = ()
 
 
 @_outside_autograd
@@ -107,7 +112,11 @@ def clip_grad_norm_(
         UnfinishedGradientsError: (a RuntimeError) shared parameters, and :func:`finish_gradients` was not called.
         ValueError: ``max_norm`` negative or NaN, ``norm_type`` not a norm.
     """
-    return _measured_and_clipped(parameters, max_norm, norm_type, error_if_nonfinite, foreach, mesh)[1]
+    p, bound = parse_norm_type(norm_type), check_max_norm(max_norm)
+    tensors = _listed(parameters)
+    plan, measured, norm = _measured(parameters, tensors, p, error_if_nonfinite, mesh)
+    _clipped(plan, measured, tensors, float(norm), bound, foreach)
+    return norm
 
 
 @_outside_autograd
@@ -119,15 +128,31 @@ def grad_norm_report(
     foreach: bool | None = None,
     *,
     mesh: DeviceMesh | ParallelMesh | None = None,
+    per_class: bool = False,
+    per_parameter: bool = False,
 ) -> GradNormReport:
-    """:func:`clip_grad_norm_` that also returns the parts of the norm. Without ``max_norm`` it measures only."""
-    measured, norm, coefficient = _measured_and_clipped(parameters, max_norm, norm_type, error_if_nonfinite, foreach, mesh)
+    """:func:`clip_grad_norm_` that also returns the parts of the norm. Without ``max_norm`` it measures only.
+
+    Args:
+        per_class, per_parameter: also tell what each class of parameter, or each parameter, contributed before clipping; one
+            more collective, for which every rank must ask alike.
+    """
+    p, bound = parse_norm_type(norm_type), check_max_norm(max_norm)
+    tensors = _listed(parameters)
+    plan, measured, norm = _measured(parameters, tensors, p, error_if_nonfinite, mesh)
+    classes: tuple[NormPart, ...] = ()
+    single: tuple[NormPart, ...] = ()
+    if per_class or per_parameter:
+        classes, single = norm_parts(plan, measured, tensors, p, _module_names(parameters))
+    coefficient = _clipped(plan, measured, tensors, float(norm), bound, foreach)
     parts = tuple(
         RankPart(rank, int(r.with_gradient), int(r.without_gradient), r.held, r.contributed)
         for rank, r in zip(measured.ranks, measured.records, strict=True)
     )
     differ = tuple(tuple(measured.ranks[i] for i in group) for group in measured.conclusion.replicas_differ)
-    return GradNormReport(norm, coefficient, parts, differ)
+    return GradNormReport(
+        norm, coefficient, parts, differ, classes if per_class else (), single if per_parameter else ()
+    )
 
 
 @_outside_autograd
@@ -172,30 +197,40 @@ def clip_grads_with_norm_(
         raise ValueError(f"total_norm must be a norm, which is never negative, not {norm!r}")
     tensors = _listed(parameters)
     _, found = locate(tensors, None, are_gradients=False)
+    if found.error:
+        raise ValueError(found.error)
     _clip(found, norm, bound, foreach)
 
 
-def _measured_and_clipped(
+def _measured(
     parameters: Parameters,
-    max_norm: float,
-    norm_type: float | str,
+    tensors: Sequence[torch.Tensor],
+    p: float,
     error_if_nonfinite: bool,
-    foreach: bool | None,
     mesh: DeviceMesh | ParallelMesh | None,
-) -> tuple[Measured, torch.Tensor, float]:
-    """What every rank reported, the norm, and the coefficient by which the gradients were multiplied."""
-    p, bound = parse_norm_type(norm_type), check_max_norm(max_norm)
-    tensors = _listed(parameters)
+) -> tuple[GradientPlan, Measured, torch.Tensor]:
+    """What every rank reported about the gradients of ``tensors``, and their norm."""
     plan, found = locate(tensors, _as_device_mesh(mesh), are_gradients=False)
     plan.require_finished(tensors)
     measured = measure(plan, found, tensors, p)
     if error_if_nonfinite:
         require_finite(measured, plan, p, _module_names(parameters))
-    norm = _norm_tensor(measured, plan)
-    coefficient = _clip(found, float(norm), bound, foreach)
+    return plan, measured, _norm_tensor(measured, plan)
+
+
+def _clipped(
+    plan: GradientPlan,
+    measured: Measured,
+    tensors: Sequence[torch.Tensor],
+    norm: float,
+    max_norm: float,
+    foreach: bool | None,
+) -> float:
+    """The coefficient by which the gradients were multiplied."""
+    coefficient = _clip(measured.found, norm, max_norm, foreach)
     if coefficient < 1.0:
         plan.note_scaled(tensors)
-    return measured, norm, coefficient
+    return coefficient
 
 
 def _clip(found: Found, norm: float, max_norm: float, foreach: bool | None) -> float:

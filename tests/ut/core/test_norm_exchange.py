@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hyper_parallel.core.norm_exchange import RankRecord, conclude, fingerprint
+from hyper_parallel.core.norm_exchange import RankRecord, conclude, fingerprint, with_more
 
 
 def record(contributed: float, held: float | None = None, **changed: Any) -> RankRecord:
@@ -45,7 +45,7 @@ def test_a_rank_without_elements_does_not_make_the_minimum():
 
 def test_agreement_reports_nothing():
     conclusion = conclude([record(3.0), record(4.0)], 2)
-    assert conclusion == (5.0, False, (), False, ())
+    assert conclusion == (5.0, False, (), False, (), False, False, ())
 
 
 def test_the_ranks_whose_list_differs_are_the_minority():
@@ -109,3 +109,19 @@ def test_fingerprints_are_the_same_in_every_process_and_exact_in_float64():
     assert fingerprint("norm") == fingerprint(b"norm") == 0xE7FC9252513E
     assert fingerprint("norm") != fingerprint("Norm")
     assert all(int(float(fingerprint(str(n)))) == fingerprint(str(n)) for n in range(100))
+
+
+def test_gradients_still_to_be_summed_and_ranks_that_cannot_measure_are_told():
+    one, other = record(3.0, partial=7.0), record(4.0)
+    assert (conclude([one, one], 2).partial, conclude([one, one], 2).partial_differs) == (True, False)
+    assert conclude([one, other], 2).partial_differs
+    assert conclude([record(3.0), record(4.0, error=1.0)], 2).errors == (1,)
+
+
+def test_elements_that_every_rank_knows_are_added_once():
+    records = [record(3.0), record(0.0)]
+    assert with_more(conclude(records, 2), records, 4.0, 2).norm == 5.0
+    nothing = [record(0.0, elements=0.0)] * 2
+    assert with_more(conclude(nothing, -math.inf), nothing, 4.0, -math.inf).norm == 4.0  # and not 0, the norm of nothing
+    assert math.isnan(with_more(conclude([record(math.nan)], 2), records, 4.0, 2).norm)
+    assert with_more(conclude(records, 2), records, 3.5e38, 2).norm == math.inf  # float32 cannot hold it

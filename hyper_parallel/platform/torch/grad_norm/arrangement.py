@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from hyper_parallel.core.norm import combine
 from hyper_parallel.platform.torch.grad_norm.local import alike, norm_of_flat, norm_of_many
+from hyper_parallel.platform.torch.grad_norm.partial import is_partial
 
 _address_of = torch.Tensor.data_ptr
 _size_of = torch.Tensor.numel
@@ -85,6 +86,7 @@ class Arrangement:
         counts: list[bool],
         sizes: list[int],
         float64: bool,
+        partial: list[int],
     ) -> None:
         self.present = present
         self.layouts = layouts
@@ -93,6 +95,7 @@ class Arrangement:
         self.counts = counts
         self.sizes = sizes
         self.float64 = float64
+        self.partial = partial  # positions of gradients that are still to be summed over ranks: they do not count
         self._addresses: list[int] | None = None
         self.elements = sum(size for size, counted in zip(sizes, counts, strict=True) if counted)
 
@@ -167,6 +170,9 @@ def arrange(
     gradients: list[torch.Tensor], locals_: list[torch.Tensor], present: bytes, counts: list[bool]
 ) -> Arrangement:
     """Find the buffers among ``gradients``. ``counts`` says of each whether it counts on this rank."""
+    partial = [index for index, gradient in enumerate(gradients) if is_partial(gradient)]
+    for index in partial:
+        counts[index] = False
     by_storage: dict[int, list[int]] = {}
     for index, tensor in enumerate(locals_):
         if tensor.numel():
@@ -178,7 +184,7 @@ def arrange(
     single.sort(key=lambda index: tuple(locals_[index].shape[1:]))  # neighbours that can be concatenated
     sizes = list(map(_size_of, locals_))
     float64 = any(tensor.dtype in (torch.float64, torch.complex128) for tensor in locals_)
-    return Arrangement(present, _layouts(gradients), buffers, single, counts, sizes, float64)
+    return Arrangement(present, _layouts(gradients), buffers, single, counts, sizes, float64, partial)
 
 
 def _buffer(locals_: list[torch.Tensor], indices: list[int], counts: list[bool]) -> Buffer | None:

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from hyper_parallel.core.norm_exchange import Conclusion, RankRecord, conclude
+from hyper_parallel.core.norm import combine, identity
+from hyper_parallel.core.norm_exchange import Conclusion, RankRecord, conclude, fingerprint, with_more
 from hyper_parallel.platform.torch.grad_norm.arrangement import Arrangement
 from hyper_parallel.platform.torch.grad_norm.local import norm_of_many
+from hyper_parallel.platform.torch.grad_norm.partial import added_up, whole_everywhere
 from hyper_parallel.platform.torch.grad_norm.plan import Found, GradientPlan
 from hyper_parallel.platform.torch.grad_norm.scope import Scope, describe
 
@@ -31,32 +33,73 @@ class NonFiniteNormError(RuntimeError):
 
 
 class Measured(NamedTuple):
-    """One measurement: this step's gradients, every rank's record in rank order, and what follows from them."""
+    """One measurement: this step's gradients, every rank's record in rank order, and what follows from them. ``counts`` says
+    whether this rank counted its piece of a parameter."""
 
     found: Found
     ranks: tuple[int, ...]
     records: tuple[RankRecord, ...]
     conclusion: Conclusion
+    counts: Callable[[int], bool]
 
 
 def measure(plan: GradientPlan, found: Found, tensors: Sequence[torch.Tensor], p: float) -> Measured:
     """The global norm of this step's gradients, ``found`` by ``plan`` for the list ``tensors``.
 
-    One collective; three where some parameter has a gradient on one rank and none on a peer.
+    One collective; three where some parameter has a gradient on one rank and none on a peer. Gradients that are still to be
+    summed over ranks cost one more, and a third where what comes out is sharded.
 
     Raises:
         GradientMismatchError: the ranks' lists of parameters differ; on every rank, naming the first difference.
+        ValueError: some rank has a gradient that cannot be measured; on every rank.
     """
-    records = _exchange(plan, found, found.arrangement, p)
+    arrangement = found.arrangement
+    records = _exchange(plan, found, arrangement, p)
     conclusion = conclude(records, p)
+    if conclusion.errors:
+        raise ValueError(_errors(plan, found))
     if conclusion.list_differs:
         raise GradientMismatchError(_difference(plan, tensors, conclusion.list_differs))
+    if conclusion.partial_differs:
+        raise GradientMismatchError(_partial_difference(plan, found))
+    counts: Callable[[int], bool] = plan.counts
     if conclusion.gradients_missing:
         counts = _lowest_holders(plan, found.present)
         arrangement = plan.arrange(found.tensors, found.locals_, found.present, counts)
         records = _exchange(plan, found, arrangement, p)
         conclusion = conclude(records, p)
-    return Measured(found, plan.scope.ranks, records, conclusion)
+    if conclusion.partial:
+        records, conclusion = _with_partial(plan, found, arrangement, p, records, conclusion, counts)
+    return Measured(found, plan.scope.ranks, records, conclusion, counts)
+
+
+def _with_partial(
+    plan: GradientPlan,
+    found: Found,
+    arrangement: Arrangement,
+    p: float,
+    records: tuple[RankRecord, ...],
+    conclusion: Conclusion,
+    counts: Callable[[int], bool],
+) -> tuple[tuple[RankRecord, ...], Conclusion]:
+    """The norm with the gradients that are still to be summed over ranks."""
+    gradients: list[Any] = [found.tensors[index] for index in arrangement.partial]
+    values = added_up(gradients) if gradients else []
+    alone = len({record.partial for record in records}) == 1
+    if alone and whole_everywhere(gradients, plan.scope.ranks):  # every rank knows them all, in the same bits
+        return records, with_more(conclusion, records, norm_of_many(values, p), p)
+    indices = [index for index, there in enumerate(found.present) if there]
+    here = [v for v, position in zip(values, arrangement.partial, strict=True) if counts(indices[position])]
+    more = norm_of_many(here, p) if here else identity(p)
+    record = next(r for rank, r in zip(plan.scope.ranks, records, strict=True) if rank == _this_rank())
+    elements = record.elements + sum(value.numel() for value in here)
+    record = record._replace(contributed=combine([record.contributed, more], p), elements=elements)
+    records = _gather_records(plan.scope, record)
+    return records, conclude(records, p)
+
+
+def _this_rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def require_finite(measured: Measured, plan: GradientPlan, p: float, names: Sequence[str] | None) -> None:
@@ -74,7 +117,7 @@ def require_finite(measured: Measured, plan: GradientPlan, p: float, names: Sequ
         for index, tensor in zip(indices, found.locals_, strict=True)
         if tensor.numel() and not math.isfinite(norm_of_many([tensor], math.inf))
     ]
-    by_rank = dict(zip(measured.ranks, _gather_objects(plan.scope, mine), strict=True))
+    by_rank = dict(zip(measured.ranks, gather_objects(plan.scope, mine), strict=True))
     where = "; ".join(f"rank {rank}: {_shortened(found_names)}" for rank, found_names in by_rank.items() if found_names)
     raise NonFiniteNormError(
         f"the gradient norm of order {p:g} is {measured.conclusion.norm}; gradients that are not finite: "
@@ -93,8 +136,10 @@ def _exchange(plan: GradientPlan, found: Found, arrangement: Arrangement, p: flo
         parameters=plan.list_fingerprint,
         peers=plan.peers_fingerprint,
         present=plan.present_fingerprint(found.present),
-        replicas=plan.replicas_fingerprint,
+        replicas=0 if arrangement.partial or found.error else plan.replicas_fingerprint,
         float64=arrangement.float64,
+        partial=fingerprint(repr(arrangement.partial)) if arrangement.partial else 0,
+        error=found.error is not None,
     )
     return _gather_records(plan.scope, record)
 
@@ -108,7 +153,8 @@ def _gather_records(scope: Scope, record: RankRecord) -> tuple[RankRecord, ...]:
     return tuple(RankRecord(*row) for row in everyone.view(len(scope.ranks), -1).tolist())
 
 
-def _gather_objects(scope: Scope, mine: Any) -> list[Any]:
+def gather_objects(scope: Scope, mine: Any) -> list[Any]:
+    """``mine`` of every rank of the scope, in rank order."""
     if scope.group is None:
         return [mine]
     everyone: list[Any] = [None] * len(scope.ranks)
@@ -118,7 +164,7 @@ def _gather_objects(scope: Scope, mine: Any) -> list[Any]:
 
 def _lowest_holders(plan: GradientPlan, present: bytes) -> Callable[[int], bool]:
     """Of the replicas of each piece, the lowest rank whose parameter has a gradient counts it."""
-    gathered = _gather_objects(plan.scope, (plan.peers, present))
+    gathered = gather_objects(plan.scope, (plan.peers, present))
     present_on = {
         rank: bitmap
         for rank, (peers, bitmap) in zip(plan.scope.ranks, gathered, strict=True)
@@ -135,7 +181,7 @@ def _lowest_holders(plan: GradientPlan, present: bytes) -> Callable[[int], bool]
 
 def _difference(plan: GradientPlan, tensors: Sequence[torch.Tensor], positions: Sequence[int]) -> str:
     mine = [describe(tensor) for tensor in plan.chosen(tensors)]
-    lists = _gather_objects(plan.scope, mine)
+    lists = gather_objects(plan.scope, mine)
     odd = positions[0]
     usual = next(i for i, entries in enumerate(lists) if i not in positions and entries)
     pairs = zip(lists[usual], lists[odd], strict=False)
@@ -147,6 +193,25 @@ def _difference(plan: GradientPlan, tensors: Sequence[torch.Tensor], positions: 
         f"First difference at index {at}: rank {ranks[usual]} has {_entry(lists[usual], at)}, "
         f"rank {ranks[odd]} has {_entry(lists[odd], at)}. "
         "Pass the same parameters in the same order on every rank, those without a gradient too."
+    )
+
+
+def _errors(plan: GradientPlan, found: Found) -> str:
+    messages = zip(plan.scope.ranks, gather_objects(plan.scope, found.error), strict=True)
+    named = [(rank, text) for rank, text in messages if text is not None]
+    if len({text for _, text in named}) == 1:
+        return named[0][1]
+    return "; ".join(f"rank {rank}: {text}" for rank, text in named)
+
+
+def _partial_difference(plan: GradientPlan, found: Found) -> str:
+    indices = [index for index, there in enumerate(found.present) if there]
+    mine = [indices[position] for position in found.arrangement.partial]
+    lists = dict(zip(plan.scope.ranks, gather_objects(plan.scope, mine), strict=True))
+    shown = "; ".join(f"rank {rank}: {entries or 'none'}" for rank, entries in lists.items())
+    return (
+        f"the ranks do not agree on which gradients are still to be summed over ranks (Partial): {shown}. "
+        "Give a parameter that was not used on a rank a gradient of zeros there."
     )
 
 

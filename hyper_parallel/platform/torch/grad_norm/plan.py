@@ -30,6 +30,7 @@ from hyper_parallel.platform.torch.finish_gradients import (
     shared_groups,
 )
 from hyper_parallel.platform.torch.grad_norm.arrangement import Arrangement, arrange, local_tensors
+from hyper_parallel.platform.torch.grad_norm.partial import unmeasurable
 from hyper_parallel.platform.torch.grad_norm.scope import (
     Holding,
     describe,
@@ -46,12 +47,16 @@ _trainable = attrgetter("requires_grad")
 
 
 class Found(NamedTuple):
-    """This step's gradients: the present ones, in the order of the plan's list, and this rank's part of each."""
+    """This step's gradients: the present ones, in the order of the plan's list, and this rank's part of each.
+
+    ``error`` says why they cannot be measured; the ranks must tell each other before one of them raises.
+    """
 
     tensors: list[torch.Tensor]
     locals_: list[torch.Tensor]
     present: bytes
     arrangement: Arrangement
+    error: str | None = None
 
 
 class GradientPlan:
@@ -77,6 +82,8 @@ class GradientPlan:
         holdings: dict[tuple[int, Any, Any], Holding] = {}
         self.holdings = [self._holding(tensor, holdings) for tensor in chosen]
         self.shared = [] if are_gradients else [index for index, tensor in enumerate(chosen) if shared_groups(tensor)]
+        # shared with ranks that the layout does not know of
+        self.tied = {i for i in self.shared if set(_shared_ranks(chosen[i])) - set(self.holdings[i].replicas)}
         self.all_present = b"\x01" * len(chosen)
         self._parameter_layouts = [getattr(tensor, "_spec", None) for tensor in chosen]
         self.list_fingerprint = fingerprint("\n".join(map(describe, chosen))) if chosen else 0
@@ -149,7 +156,10 @@ class GradientPlan:
             locals_ = local_tensors(gradients)
         arrangement = self._arrangement
         if arrangement is None or not arrangement.holds(gradients, locals_, present):
-            arrangement = self._arrangement = self.arrange(gradients, locals_, present, self.counts)
+            try:
+                arrangement = self._arrangement = self.arrange(gradients, locals_, present, self.counts)
+            except ValueError as error:
+                return Found([], [], present, arrange([], [], present, []), str(error))
         return Found(gradients, locals_, present, arrangement)
 
     def recognise(self, tensors: Sequence[torch.Tensor]) -> Found | None:
@@ -210,13 +220,13 @@ class GradientPlan:
             )
         if not isinstance(gradient, DTensor):
             return
-        if any(placement.is_partial() for placement in gradient.placements):
-            raise NotImplementedError(
-                f"gradient {index} has placements {gradient.placements}: it is not reduced over its mesh yet; "
-                "redistribute it to Replicate or Shard before measuring its norm"
+        if operation := unmeasurable(gradient):
+            raise ValueError(
+                f"gradient {index} has placements {gradient.placements}: a norm of parts that combine by {operation} is not "
+                "defined before they are combined; redistribute it first"
             )
         layout = self._parameter_layouts[index]
-        if layout is not None and layout.placements != gradient.placements:
+        if layout is not None and not _agree(layout.placements, gradient.placements):
             raise ValueError(
                 f"gradient {index} has placements {gradient.placements}, its parameter {layout.placements}; "
                 "redistribute the gradient to its parameter's placements"
@@ -276,6 +286,17 @@ def _layouts(tensors: Sequence[torch.Tensor]) -> list[Any]:
         return [tensor._spec for tensor in tensors]  # type: ignore[attr-defined]
     except AttributeError:
         return [getattr(tensor, "_spec", None) or tensor.shape for tensor in tensors]
+
+
+def _shared_ranks(tensor: torch.Tensor) -> list[int]:
+    return [rank for group in shared_groups(tensor) for rank in dist.get_process_group_ranks(group)]
+
+
+def _agree(parameter: Sequence[Any], gradient: Sequence[Any]) -> bool:
+    """Whether a gradient lies as its parameter does, or would once its parts are added up."""
+    if len(parameter) != len(gradient):
+        return False
+    return all(p == g or (p.is_replicate() and g.is_partial()) for p, g in zip(parameter, gradient, strict=True))
 
 
 def _world() -> Any:

@@ -56,13 +56,14 @@ def lowest_is_this_rank(ranks: tuple[int, ...]) -> bool:
 
 
 def replicas_of(mesh: DeviceMesh, placements: Sequence[Any], peers: tuple[int, ...]) -> tuple[int, ...]:
-    """The ranks that hold this rank's piece: those that differ from it on replicated axes alone. What lies on a part of the
+    """The ranks that hold this rank's piece: those that differ from it on replicated axes alone (or on axes that
+    are still to be summed over). What lies on a part of the
     ``peers`` is replicated over the rest of them, as a plain tensor is."""
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         return ()
     chosen = tuple(
-        slice(None) if isinstance(placement, Replicate) else position
+        slice(None) if isinstance(placement, Replicate) or placement.is_partial() else position
         for placement, position in zip(placements, coordinate, strict=True)
     )
     here = set(mesh.mesh[chosen].flatten().tolist())
