@@ -14,7 +14,8 @@ from hyper_parallel.core.mesh import ParallelMesh
 from hyper_parallel.core.plan import ParallelPlan
 from hyper_parallel.core.precision import MixedPrecisionPolicy, OffloadPolicy
 
-_PLATFORMS = {"torch": "hyper_parallel.platform.torch"}
+_PLATFORMS = {"torch": "hyper_parallel.platform.torch", "mindspore": "hyper_parallel.platform.mindspore"}
+_started = "torch"
 
 
 def init(
@@ -33,14 +34,16 @@ def init(
     ``world_size``, as for ``torch.distributed.init_process_group``.
 
     Args:
-        platform: "torch".
-        device: "cpu" (gloo), "cuda" (nccl), "npu" (hccl) or "sim-npu" (a simulated NPU in host memory).
+        platform: "torch" or "mindspore".
+        device: "cpu" (gloo), "cuda" (nccl), "npu" (hccl) or "sim-npu" (a simulated NPU in host memory); MindSpore knows "cpu" and
+            "npu".
         timeout_seconds: how long a collective may wait for the other ranks; ``None`` is the backend's default.
         strict_dtypes: the simulated NPU refuses dtypes as Ascend does; nothing elsewhere.
 
     Raises:
         ValueError: an unknown platform or device.
     """
+    global _started
     if platform not in _PLATFORMS:
         raise ValueError(f"unknown platform {platform!r}; known: {', '.join(_PLATFORMS)}")
     start = import_module(f"{_PLATFORMS[platform]}.mesh").init_process_group
@@ -52,6 +55,7 @@ def init(
         timeout_seconds=timeout_seconds,
         strict_dtypes=strict_dtypes,
     )
+    _started = platform
 
 
 def parallelize(
@@ -146,11 +150,11 @@ def _on_parameters(
 
 def _implementation(subject: Any, module: str, function: str | None = None) -> Any:
     candidate = subject[0] if isinstance(subject, (list, tuple)) and subject else subject
-    package = _PLATFORMS.get(_platform(candidate) or "torch", _PLATFORMS["torch"])
+    package = _PLATFORMS[_platform(candidate) or _started]  # an empty list tells nothing
     return getattr(import_module(f"{package}.{module}"), function or module)
 
 
 def _platform(subject: Any) -> str | None:
     """The framework that the class of ``subject``, or one of its bases, comes from."""
-    roots = (base.__module__.partition(".")[0] for base in type(subject).__mro__)
-    return next((root for root in roots if root in ("torch", "mindspore")), None)
+    names = (base.__module__.removeprefix("hyper_parallel.platform.").partition(".")[0] for base in type(subject).__mro__)
+    return next((name for name in names if name in _PLATFORMS), None)

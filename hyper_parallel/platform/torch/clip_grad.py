@@ -25,7 +25,9 @@ from hyper_parallel.core.norm import check_max_norm, clip_coefficient, parse_nor
 from hyper_parallel.platform.torch.grad_norm.combine import Measured, measure, require_finite
 from hyper_parallel.platform.torch.grad_norm.parts import NormPart, norm_parts
 from hyper_parallel.platform.torch.grad_norm.plan import Found, GradientPlan, locate
+from hyper_parallel.platform.torch.grad_norm.two_float import supports_float64
 from hyper_parallel.platform.torch.mesh import device_mesh
+from hyper_parallel.platform.torch.shared import UnfinishedGradientsError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 Parameters: TypeAlias = torch.nn.Module | torch.Tensor | Iterable[torch.Tensor] | Sequence[torch.nn.Module]
@@ -196,10 +198,11 @@ def clip_grads_with_norm_(
     if norm < 0:
         raise ValueError(f"total_norm must be a norm, which is never negative, not {norm!r}")
     tensors = _listed(parameters)
-    _, found = locate(tensors, None, are_gradients=False)
+    plan, found = locate(tensors, None, are_gradients=False)
     if found.error:
-        raise ValueError(found.error)
-    _clip(found, norm, bound, foreach)
+        raise UnfinishedGradientsError(found.error) if found.unfinished else ValueError(found.error)
+    if _clip(found, norm, bound, foreach) < 1.0:
+        plan.note_scaled(tensors)
 
 
 def _measured(
@@ -211,7 +214,6 @@ def _measured(
 ) -> tuple[GradientPlan, Measured, torch.Tensor]:
     """What every rank reported about the gradients of ``tensors``, and their norm."""
     plan, found = locate(tensors, _as_device_mesh(mesh), are_gradients=False)
-    plan.require_finished(tensors)
     measured = measure(plan, found, tensors, p)
     if error_if_nonfinite:
         require_finite(measured, plan, p, _module_names(parameters))
@@ -268,5 +270,5 @@ def _as_device_mesh(mesh: DeviceMesh | ParallelMesh | None) -> DeviceMesh | None
 def _norm_tensor(measured: Measured, plan: GradientPlan) -> torch.Tensor:
     found = measured.found
     device = found.tensors[0].device if found.tensors else plan.scope.device
-    dtype = torch.float64 if measured.conclusion.float64 else torch.float32
+    dtype = torch.float64 if measured.conclusion.float64 and supports_float64(device) else torch.float32
     return torch.tensor(measured.conclusion.norm, dtype=dtype, device=device)

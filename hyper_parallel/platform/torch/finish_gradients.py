@@ -2,175 +2,320 @@
 
 FSDP2 reduces gradients over the data-parallel ranks. What is left are parameters that other ranks hold too, each with its own
 part of the gradient: replicated over tensor-parallel ranks that saw different tokens or computed different heads, or tied
-across pipeline stages. They are added up here, all in one all-reduce per group and in float32, whatever
-dtype the rest is reduced in (in the layer, each would be an all-reduce of its own per micro-batch, in the compute
-dtype: pytorch#190626).
+across pipeline stages. They are added up here, all in one all-reduce per group and in float32, whatever dtype the rest is
+reduced in (in the layer, each would be an all-reduce of its own per micro-batch, in the compute dtype: pytorch#190626).
+
+The ranks of a group learn from the all-reduce itself who has which gradient, so that what takes part follows from the layout
+alone, and all of them go on alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
+from hyper_parallel.core.norm_exchange import fingerprint
+from hyper_parallel.platform.torch.grad_norm.two_float import supports_float64
 from hyper_parallel.platform.torch.mesh import communication_device
+from hyper_parallel.platform.torch.shared import (
+    gradient_of,
+    is_finished,
+    local_of,
+    mark_shared,
+    note_copies,
+    settle,
+    shared_groups,
+)
+
+__all__ = ["finish_gradients", "mark_shared"]
 
 Parameters: TypeAlias = torch.nn.Module | torch.Tensor | Iterable[Any]
 
-_GROUPS = "_hyper_parallel_shared_groups"
-_FINISHED = "_hyper_parallel_finished"
-
-
-class UnfinishedGradientsError(RuntimeError):
-    """Gradients of shared parameters are still parts: :func:`finish_gradients` was not called after backward."""
-
-
-def mark_shared(parameter: torch.Tensor, group: dist.ProcessGroup | DeviceMesh) -> None:
-    """Declare that the ranks of ``group`` hold copies of one parameter, each with a part of its gradient.
-
-    :func:`finish_gradients` adds the parts up, and the gradient norm counts the parameter once in the group. Used for
-    embeddings tied across pipeline stages and for parameters that are replicated over tensor-parallel ranks. A parameter may be
-    in several groups. Call it after ``fully_shard``, on every rank of the group.
-
-    Args:
-        parameter: as the module holds it after sharding.
-        group: the ranks that hold it, this one among them; or a mesh of one axis.
-
-    Raises:
-        ValueError: a mesh of several axes.
-    """
-    if isinstance(group, DeviceMesh):
-        if group.ndim != 1:
-            raise ValueError(f"mark_shared needs a mesh of one axis, not of {group.mesh_dim_names or group.ndim}")
-        group = group.get_group()
-    groups = shared_groups(parameter)
-    if group not in groups:
-        setattr(parameter, _GROUPS, (*groups, group))
-
-
-def shared_groups(parameter: torch.Tensor) -> tuple[dist.ProcessGroup, ...]:
-    """The groups that :func:`mark_shared` was given for ``parameter``."""
-    return getattr(parameter, _GROUPS, ())
-
-
-def is_finished(parameter: torch.Tensor) -> bool:
-    """Whether the gradient that ``parameter`` has now went through :func:`finish_gradients` and was not added to since."""
-    gradient = _gradient(parameter)
-    return gradient is None or getattr(gradient, _FINISHED, None) == _local(gradient)._version
+# what a rank tells of its copy, added up into one small whole number
+_HAS, _OWN, _TRAINS, _FINISHED, _PARTIAL = 1, 2, 4, 8, 16
 
 
 def finish_gradients(parameters: Parameters, mesh: Any = None) -> None:
     """Complete the gradients after backward: add up those of which other ranks hold a part, in place.
 
-    One all-reduce per group of ranks, in float32 (float64 stays), ``main_grad`` before ``.grad``. The result is the same bits on
-    every rank of the group. A copy without gradient counts as zeros and gets the sum; where no copy has one, none gets one.
-    Gradients with a Partial placement become Replicate. A gradient that is complete already is not added up again. Since
-    gradients are summed over ranks here and never averaged, those of experts need no factor of their own.
+    One all-reduce per group of ranks that share parameters (see :func:`mark_shared`), in float32 (float64 stays), ``main_grad``
+    before ``.grad``. The result is the same bits on every rank of the group. A copy without gradient counts as zeros, and
+    every trainable copy gets the sum; where no copy has a gradient, none gets one. Gradients with a Partial placement become
+    Replicate. A gradient that is complete already is not added up again. Offloaded gradients travel through the device of the
+    group. Since gradients are summed over ranks here and never averaged, those of experts need no factor of their own.
+
+    Call it after the last backward of a step and before the clip, on every rank, whether it has gradients or not. Scale
+    gradients before it rather than after: one that changed since counts as a new part.
 
     Args:
-        parameters: a module, several modules, or parameters; the same on every rank of each group.
+        parameters: a module, several modules, or parameters; the same shared ones in the same order on every rank of a group.
         mesh: accepted for symmetry with :func:`clip_grad_norm_`; the groups follow from the parameters.
+
+    Raises:
+        ValueError: on every rank of a group, where they share different parameters with it, or where a gradient is complete or
+            Partial on some of them and not on others.
     """
-    with torch.no_grad():
-        listed = [p for p in listed_parameters(parameters) if p.requires_grad]
-        by_group: dict[tuple[int, ...], tuple[dist.ProcessGroup, list[torch.Tensor]]] = {}
-        for parameter in listed:
-            for group in _unfinished_groups(parameter):
-                ranks = tuple(dist.get_process_group_ranks(group))
-                by_group.setdefault(ranks, (group, []))[1].append(parameter)
-        for ranks in sorted(by_group):  # one order on all ranks: groups may overlap
-            _add_up(*by_group[ranks])
-        for _, members in by_group.values():
-            for parameter in members:
-                settle(parameter)
+    single = isinstance(parameters, (torch.Tensor, torch.nn.Module))
+    entries = [parameters] if single else list(parameters)  # type: ignore[arg-type]
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        work: dict[int, _Sum] = {}
+        groups = _groups(entries, work)
+        for group in groups:
+            _add_up(group)
+        for whole in work.values():
+            whole.write()
+        for whole in work.values():  # when all are written: gradients that are views of one buffer have one version
+            whole.settle()
 
 
-def listed_parameters(parameters: Parameters) -> list[torch.Tensor]:
-    """The tensors of a module, of several, of one tensor or of an iterable; each once."""
-    if isinstance(parameters, torch.Tensor):
-        return [parameters]
-    if isinstance(parameters, torch.nn.Module):
-        return list(parameters.parameters())
+class _Group(NamedTuple):
+    """Ranks that add gradients up. What is ``shared`` always is; ``candidates`` where a rank says that they are Partial."""
+
+    group: dist.ProcessGroup
+    ranks: tuple[int, ...]
+    shared: list[_Sum]
+    candidates: list[_Sum]
+
+
+class _Sum:
+    """A parameter's gradient on its way to completion.
+
+    Attributes:
+        value: flat, in the widest dtype met; this rank's part until it is added up. None where nobody had one so far.
+        changed: there is something to write back.
+    """
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self.parameter = parameter
+        self.size = local_of(parameter).numel()
+        gradient = gradient_of(parameter) if parameter.requires_grad else None
+        self.gradient = gradient
+        self.finished = gradient is not None and is_finished(parameter)
+        self.value: torch.Tensor | None = None if gradient is None else local_of(gradient).reshape(-1)
+        self.changed = False
+        self.trained_by: list[int] = []
+
+    def tell(self, group: dist.ProcessGroup) -> int:
+        """What the other ranks must know of this copy."""
+        said = _TRAINS * self.parameter.requires_grad + _HAS * (self.value is not None)
+        if self.gradient is not None:
+            said += _OWN + _FINISHED * self.finished + _PARTIAL * (_partial_over(self.gradient, group) is not None)
+        return said
+
+    def part(self, group: dist.ProcessGroup) -> torch.Tensor | None:
+        """What this copy adds to the sum."""
+        operation = _partial_over(self.gradient, group)
+        if self.value is None or operation != "avg":
+            return self.value
+        return self.value / dist.get_world_size(group)
+
+    def write(self) -> None:
+        """Put the sum in the gradient's place."""
+        parameter, gradient = self.parameter, self.gradient
+        if self.trained_by:
+            note_copies(parameter, tuple(self.trained_by))
+        if not self.changed or self.value is None or not parameter.requires_grad:
+            return
+        if gradient is None:
+            wide = hasattr(parameter, "main_grad")
+            gradient = torch.empty_like(parameter, dtype=self.value.dtype if wide else parameter.dtype)
+            setattr(parameter, "main_grad" if wide else "grad", gradient)
+        local_of(gradient).copy_(self.value.view(local_of(gradient).shape))
+        _label_replicated(parameter, gradient)
+
+    def settle(self) -> None:
+        """Note that the gradient is complete as it is now."""
+        if self.changed or self.finished:
+            settle(self.parameter)
+
+
+def _listed(entries: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors of modules and the tensors among ``entries``, frozen ones too; each once."""
     found: dict[int, torch.Tensor] = {}
-    for entry in parameters:
+    for entry in entries:
         for tensor in entry.parameters() if isinstance(entry, torch.nn.Module) else (entry,):
             found.setdefault(id(tensor), tensor)
     return list(found.values())
 
 
-class _Slot(NamedTuple):
-    parameter: torch.Tensor
-    gradient: torch.Tensor | None  # this rank's part, plain
+def _groups(entries: Sequence[Any], work: dict[int, _Sum]) -> list[_Group]:
+    """The groups in the order in which all ranks go through them.
+
+    Where a parameter has several, as on the axes of a mesh, each rank must have added up over one axis before the next is
+    begun. Axes are known by the place among the parameter's groups, and by the distances between their ranks.
+    """
+    groups: dict[tuple[int, ...], _Group] = {}
+    turns: dict[tuple[int, ...], int] = {}
+    pairs = [(parameter, group, True) for parameter in _listed(entries) for group in shared_groups(parameter)]
+    pairs += [(parameter, group, False) for parameter, group in _possibly_partial(entries)]
+    seen: dict[int, list[tuple[int, ...]]] = defaultdict(list)
+    for parameter, group, shared in pairs:
+        ranks = tuple(dist.get_process_group_ranks(group))
+        own = seen[id(parameter)]
+        if ranks in own:  # marked, and replicated on that axis
+            continue
+        entry = groups.setdefault(ranks, _Group(group, ranks, [], []))
+        (entry.shared if shared else entry.candidates).append(work.setdefault(id(parameter), _Sum(parameter)))
+        turns[ranks] = max(len(own), turns.get(ranks, 0))
+        own.append(ranks)
+    return [groups[r] for r in sorted(groups, key=lambda r: (turns[r], [rank - r[0] for rank in r], r))]
 
 
-def _unfinished_groups(parameter: torch.Tensor) -> Sequence[dist.ProcessGroup]:
-    gradient = _gradient(parameter)
-    groups = () if gradient is not None and is_finished(parameter) else shared_groups(parameter)
-    if isinstance(gradient, DTensor):
-        partial = [axis for axis, placement in enumerate(gradient.placements) if placement.is_partial()]
-        groups = (*groups, *(gradient.device_mesh.get_group(axis) for axis in partial))
-    return groups
+def _possibly_partial(entries: Sequence[Any]) -> Iterator[tuple[torch.Tensor, dist.ProcessGroup]]:
+    """Parameters that autograd may give a Partial gradient, and over which ranks: replicated DTensors, unless FSDP2 manages
+    them, which reduces every gradient to its parameter's placements."""
+    candidates: list[tuple[torch.Tensor, Any, int]] = []
+    for parameter in _listed(entries):
+        if isinstance(parameter, DTensor):
+            placed = enumerate(parameter._spec.placements)
+            mesh = parameter._spec.mesh
+            candidates += [(parameter, mesh, axis) for axis, p in placed if isinstance(p, Replicate) and mesh.size(axis) > 1]
+    if candidates:
+        managed = _managed_by_fsdp(entries)
+        yield from ((p, mesh.get_group(axis)) for p, mesh, axis in candidates if id(p) not in managed)
 
 
-def _add_up(group: dist.ProcessGroup, parameters: list[torch.Tensor]) -> None:
-    slots = [_Slot(parameter, _local(_gradient(parameter))) for parameter in parameters]
-    wide = torch.float64 if any(g is not None and g.dtype == torch.float64 for _, g in slots) else torch.float32
+def _managed_by_fsdp(entries: Sequence[Any]) -> set[int]:
+    if "torch.distributed.fsdp" not in sys.modules:  # importing it takes half a second
+        return set()
+    from torch.distributed.fsdp import FSDPModule
+
+    modules = [module for entry in entries if isinstance(entry, torch.nn.Module) for module in entry.modules()]
+    states = [module._get_fsdp_state() for module in modules if isinstance(module, FSDPModule)]
+    return {id(p.sharded_param) for state in states for g in state._fsdp_param_groups for p in g.fsdp_params}
+
+
+def _add_up(over: _Group) -> None:
+    """Add up what is shared over one group, and those of its candidates that some rank says are Partial."""
+    group, ranks, shared, candidates = over
+    _require_agreement(group, shared, candidates)
+    members = [*shared, *candidates]
+    told, sums = _reduce(group, shared, [member.tell(group) for member in members])
+    partial = {id(m) for m, codes in zip(members, told, strict=True) if any(code & _PARTIAL for code in codes)}
+    late = [member for member in candidates if id(member) in partial]
+    if late:
+        sums |= _reduce(group, late, [])[1]
+    for member, codes in zip(members, told, strict=True):
+        total = sums.get(id(member))
+        if total is None:
+            continue
+        if member not in late:
+            member.trained_by += [rank for rank, code in zip(ranks, codes, strict=True) if code & _TRAINS]
+        kinds = {code & (_FINISHED | _PARTIAL) for code in codes if code & _OWN}
+        if len(kinds) > 1:
+            raise ValueError(_disagreement(member, ranks, codes))
+        if any(code & _HAS for code in codes) and not any(kind & _FINISHED for kind in kinds):
+            member.value, member.changed = total, True
+
+
+def _reduce(
+    group: dist.ProcessGroup, summed: list[_Sum], said: list[int]
+) -> tuple[list[list[int]], dict[int, torch.Tensor]]:
+    """One all-reduce: the sums of ``summed`` over the group, and what every rank ``said`` about each of its members.
+
+    It is repeated in float64 where some rank turns out to have a float64 gradient.
+    """
+    size, position = dist.get_world_size(group), dist.get_rank(group)
+    elements = sum(member.size for member in summed)
     device = communication_device(group)
-    sizes = [_local(parameter).numel() for parameter in parameters]
-    buffer = torch.zeros(sum(sizes) + len(slots), dtype=wide, device=device)
-    parts = buffer[: sum(sizes)].split(sizes)
-    there = buffer[sum(sizes) :]
-    for index, (slot, part) in enumerate(zip(slots, parts, strict=True)):
-        if slot.gradient is not None:
-            part.copy_(slot.gradient.reshape(-1))
-            there[index] = 1.0
-    dist.all_reduce(buffer, group=group)
-    for present, slot, part in zip(there.tolist(), slots, parts, strict=True):
-        if slot.gradient is not None:
-            slot.gradient.copy_(part.view(slot.gradient.shape))
-        elif present:
-            _give(slot.parameter, part)
+    widest = torch.float64 if supports_float64(device) else torch.float32
+    dtype = widest if any(member.parameter.dtype == torch.float64 for member in summed) else torch.float32
+    while True:
+        buffer = torch.zeros(elements + len(said) * size + 1, dtype=dtype, device=device)
+        pieces = buffer[:elements].split([member.size for member in summed]) if summed else ()
+        for member, piece in zip(summed, pieces, strict=True):
+            part = member.part(group)
+            if part is not None:
+                piece.copy_(part)
+        notes = buffer[elements:-1].view(-1, size)
+        notes[:, position] = torch.tensor(said, dtype=dtype)
+        buffer[-1] = float(any(m.value is not None and m.value.dtype == torch.float64 for m in summed))
+        dist.all_reduce(buffer, group=group)
+        if dtype == widest or not buffer[-1]:
+            told = [[int(code) for code in row] for row in notes.tolist()]
+            return told, {id(member): piece for member, piece in zip(summed, pieces, strict=True)}
+        dtype = widest
 
 
-def _give(parameter: torch.Tensor, values: torch.Tensor) -> None:
-    """A gradient for a parameter that has none here."""
-    gradient = torch.empty_like(parameter)
-    local = _local(gradient)
-    local.copy_(values.view(local.shape))
-    parameter.grad = gradient
+_agreed: WeakKeyDictionary[dist.ProcessGroup, set[int]] = WeakKeyDictionary()
 
 
-def settle(parameter: torch.Tensor) -> None:
-    """Note that the gradient of ``parameter`` is complete as it is now (after every change in place)."""
-    gradient = _gradient(parameter)
-    if gradient is None:
+def _require_agreement(group: dist.ProcessGroup, shared: Sequence[_Sum], candidates: Sequence[_Sum]) -> None:
+    """Compare what the ranks of a group share, the first time that it is added up: else sizes would differ in the all-reduce,
+    which gloo ends by an abort.
+
+    Raises:
+        ValueError: on every rank of the group, naming the first difference.
+    """
+    mine = [f"{kind} of {m.size} elements" for kind, ms in (("one", shared), ("one unmarked", candidates)) for m in ms]
+    signature = fingerprint("\n".join([*mine, *(str(m.parameter.dtype) for m in shared)]))
+    known = _agreed.setdefault(group, set())
+    if signature in known:
         return
-    if isinstance(gradient, DTensor) and any(placement.is_partial() for placement in gradient.placements):
-        placements = [Replicate() if placement.is_partial() else placement for placement in gradient.placements]
-        whole = DTensor.from_local(
-            gradient._local_tensor,
-            gradient.device_mesh,
-            placements,
-            run_check=False,
-            shape=gradient.shape,
-            stride=gradient.stride(),
+    size = dist.get_world_size(group)
+    device = communication_device(group)
+    everyone = torch.empty(size, dtype=torch.int64, device=device)
+    dist.all_gather_single(everyone, torch.tensor([signature], device=device), group=group)
+    if len(set(everyone.tolist())) > 1:
+        lists: list[Any] = [None] * size
+        dist.all_gather_object(lists, mine, group=group)
+        ranks = dist.get_process_group_ranks(group)
+        told = "; ".join(f"rank {rank} shares {len(entries)}: {_shortened(entries)}" for rank, entries in zip(ranks, lists, strict=True))
+        raise ValueError(
+            f"ranks {tuple(ranks)} share parameters, but not the same: {told}. Call mark_shared for the same parameters on every "
+            "rank of the group, and list them in one order"
         )
-        if getattr(parameter, "main_grad", None) is gradient:
-            parameter.main_grad = whole  # type: ignore[attr-defined]
-        else:
-            parameter.grad = whole
-        gradient = whole
-    setattr(gradient, _FINISHED, _local(gradient)._version)  # on the gradient itself: the next step's is another tensor
+    known.add(signature)
 
 
-def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:
-    main_grad = getattr(parameter, "main_grad", None)
-    return parameter.grad if main_grad is None else main_grad
+def _shortened(entries: list[str]) -> str:
+    return ", ".join(entries[:3]) + (", ..." if len(entries) > 3 else "")
 
 
-def _local(tensor: Any) -> Any:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+def _disagreement(member: _Sum, ranks: tuple[int, ...], codes: list[int]) -> str:
+    words = defaultdict(list)
+    for rank, code in zip(ranks, codes, strict=True):
+        if code & _OWN:
+            words["complete" if code & _FINISHED else "Partial" if code & _PARTIAL else "a part"].append(rank)
+    told = "; ".join(f"{word} on ranks {where}" for word, where in words.items())
+    return (
+        f"the gradient of a parameter of shape {tuple(member.parameter.shape)} is not of one kind on ranks {ranks}: {told}. "
+        "Call finish_gradients once, after the last backward of a step, on all of them"
+    )
+
+
+def _partial_over(gradient: Any, group: dist.ProcessGroup) -> str | None:
+    """The reduction that ``gradient`` still needs over ``group``: "sum" or "avg"; None where it needs none."""
+    if not isinstance(gradient, DTensor):
+        return None
+    ranks = dist.get_process_group_ranks(group)
+    for axis, placement in enumerate(gradient._spec.placements):
+        if isinstance(placement, Partial) and dist.get_process_group_ranks(gradient._spec.mesh.get_group(axis)) == ranks:
+            assert isinstance(placement, Partial)
+            if placement.reduce_op not in ("sum", "avg"):
+                raise ValueError(f"a gradient has placements {gradient._spec.placements}; only sums and averages can be finished")
+            return placement.reduce_op
+    return None
+
+
+def _label_replicated(parameter: Any, gradient: Any) -> None:
+    """Give the parameter its gradient with Replicate in the place of Partial."""
+    if not isinstance(gradient, DTensor) or not any(p.is_partial() for p in gradient._spec.placements):
+        return
+    placements = [Replicate() if p.is_partial() else p for p in gradient._spec.placements]
+    whole = DTensor.from_local(
+        gradient._local_tensor,
+        gradient._spec.mesh,
+        placements,
+        run_check=False,
+        shape=gradient.shape,
+        stride=gradient.stride(),
+    )
+    setattr(parameter, "main_grad" if getattr(parameter, "main_grad", None) is gradient else "grad", whole)

@@ -7,6 +7,7 @@ module sees this rank's part of its parameters while it runs, and communication 
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any
 
 from torch import nn
@@ -18,28 +19,24 @@ def compute_on_local_parameters(module: nn.Module) -> None:
 
     The gradient of each comes back as a DTensor with the parameter's placements, so a Replicate parameter's gradient is taken as
     it is on each rank: where it is only this rank's part, :func:`hyper_parallel.mark_shared` must say so.
+
+    It wraps ``module.forward``, and so belongs before whatever runs that again in backward; hooks would not be run again there.
     """
     names = [name for name, parameter in module._parameters.items() if parameter is not None]
-    if names:
-        module.register_forward_pre_hook(_Enter(names))
-        module.register_forward_hook(_Leave(names), always_call=True)
+    if not names:
+        return
+    forward = module.forward
 
-
-class _Enter:
-    def __init__(self, names: list[str]) -> None:
-        self.names = names
-
-    def __call__(self, module: nn.Module, arguments: Any) -> None:
-        for name in self.names:
+    @wraps(forward)
+    def on_local_parameters(*arguments: Any, **options: Any) -> Any:
+        for name in names:
             parameter = module._parameters[name]
             if isinstance(parameter, DTensor):  # what the instance's __dict__ holds goes before a parameter
                 module.__dict__[name] = parameter.to_local(grad_placements=parameter.placements)
+        try:
+            return forward(*arguments, **options)
+        finally:
+            for name in names:
+                module.__dict__.pop(name, None)
 
-
-class _Leave:
-    def __init__(self, names: list[str]) -> None:
-        self.names = names
-
-    def __call__(self, module: nn.Module, arguments: Any, output: Any) -> None:
-        for name in self.names:
-            module.__dict__.pop(name, None)
+    module.forward = on_local_parameters

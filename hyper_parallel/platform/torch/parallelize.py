@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed._composable import checkpoint
+from torch.utils.checkpoint import checkpoint
 
 from hyper_parallel.core.mesh import ParallelMesh
 from hyper_parallel.core.plan import ParallelPlan
@@ -56,7 +57,7 @@ def parallelize(
         experts = apply_expert_parallel(model, mesh, plan, device_type)
     if plan.activation_checkpointing:
         for layer in layers:
-            checkpoint(layer)
+            _recompute_in_backward(layer)
     options = {
         "mp_policy": policy,
         "offload_policy": offload_policy,
@@ -83,6 +84,21 @@ def parallelize(
 
         mark_partial_gradients(model, mesh, plan, device_type)
     return model
+
+
+def _recompute_in_backward(module: nn.Module) -> None:
+    """Keep of ``module``'s activations its inputs alone; hooks on ``module`` itself run in forward only.
+
+    Torch's composable ``checkpoint`` can recompute once for each forward (2.13: AttributeError in a context manager), and a
+    zero-bubble schedule asks twice: for the gradients of inputs, and later for those of weights.
+    """
+    forward: Callable[..., Any] = module.forward
+
+    @wraps(forward)
+    def recomputed(*arguments: Any, **options: Any) -> Any:
+        return checkpoint(forward, *arguments, use_reentrant=False, **options)
+
+    module.forward = recomputed
 
 
 def _shard_units(modules: list[nn.Module], sizes: list[int], unit: str, options: dict[str, Any]) -> None:

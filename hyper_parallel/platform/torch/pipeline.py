@@ -42,6 +42,9 @@ class PipelineStage(pipelining.PipelineStage):
         mesh: with an axis ``pp``; or pass ``group``.
         input_args, output_args: tensors (on the meta device) of the shapes and dtypes of one micro-batch's input and output. Without
             them torch finds out by a forward and backward of its own in the first step.
+
+    Raises:
+        ValueError: ``mesh`` has no axis ``pp``.
     """
 
     def __init__(
@@ -59,8 +62,18 @@ class PipelineStage(pipelining.PipelineStage):
         if isinstance(mesh, ParallelMesh):
             mesh = device_mesh(mesh)
         if mesh is not None:
+            if "pp" not in (mesh.mesh_dim_names or ()):
+                axes = ", ".join(mesh.mesh_dim_names or ()) or "no named axis"
+                raise ValueError(f"a pipeline needs a mesh with an axis pp of at least 2 ranks, and this one has {axes}")
             group = mesh["pp"].get_group()
         super().__init__(module, stage_index, num_stages, device, input_args, output_args, group=group)
+
+    def backward_maybe_with_nosync(self, *arguments: Any, **options: Any) -> Any:
+        """One backward of a micro-batch, or the part of it for inputs or weights; called by the schedule."""
+        result = super().backward_maybe_with_nosync(*arguments, **options)
+        if isinstance(self.submod, FSDPModule):
+            _accumulate_in_reduce_dtype(self.submod)
+        return result
 
 
 def make_schedule(
@@ -88,6 +101,17 @@ def make_schedule(
             raise ValueError(f"{name} takes one stage on each rank, not {len(listed)}")
         return kind(listed[0], micro_batches, loss_fn=loss, scale_grads=False)
     return kind(listed, micro_batches, loss_fn=loss, scale_grads=False)
+
+
+def _accumulate_in_reduce_dtype(module: FSDPModule) -> None:
+    """FSDP2 moves gradients to ``reduce_dtype`` in a hook of backward on inputs. Where a schedule computes weight gradients of
+    several micro-batches in a row (DualPipeV), torch 2.13 adds them up in the compute dtype before: 256 + 1 is 256 in bfloat16."""
+    for state in module._get_fsdp_state()._state_ctx.all_states:
+        for group in state._fsdp_param_groups:
+            for parameter in group.fsdp_params:
+                if hasattr(parameter, "_unsharded_param") and parameter._unsharded_param.grad is not None:
+                    parameter.accumulate_unsharded_grad_if_needed()
+                    parameter.to_accumulated_grad_if_needed()
 
 
 def _require_unsharded(module: nn.Module, schedule: str) -> None:

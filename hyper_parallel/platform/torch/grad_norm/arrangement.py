@@ -87,6 +87,7 @@ class Arrangement:
         sizes: list[int],
         float64: bool,
         partial: list[int],
+        tied: list[bool],
     ) -> None:
         self.present = present
         self.layouts = layouts
@@ -96,6 +97,7 @@ class Arrangement:
         self.sizes = sizes
         self.float64 = float64
         self.partial = partial  # positions of gradients that are still to be summed over ranks: they do not count
+        self.tied = tied
         self._addresses: list[int] | None = None
         self.elements = sum(size for size, counted in zip(sizes, counts, strict=True) if counted)
 
@@ -114,21 +116,21 @@ class Arrangement:
 
     def measure(self, locals_: list[torch.Tensor], p: float) -> LocalNorm:
         """The norms of the elements on this rank. One pass per buffer; the other gradients are packed."""
-        counted: list[float] = []
-        uncounted: list[float] = []
+        # Of replicas, one counts and another does not, and a copy that is tied to another stage counts elsewhere again. All cut
+        # what they hold into the same parts in the same order, so that equal gradients give equal bits.
+        parts: list[tuple[bool, float]] = []
         single = self.single
         for buffer in self.buffers:
             if buffer.gaps is not None and p == -math.inf:  # padding zeros would be the minimum
                 single = [*single, *buffer.members(range(len(locals_)))]
                 continue
-            (counted if buffer.counts else uncounted).append(norm_of_flat(buffer.flat(locals_), p))
-        for wanted, parts in ((True, counted), (False, uncounted)):
-            chosen = [locals_[index] for index in single if self.counts[index] is wanted] if single else []
+            parts.append((buffer.counts, norm_of_flat(buffer.flat(locals_), p)))
+        for kind in ((False, True), (False, False), (True, True), (True, False)) if single else ():
+            chosen = [locals_[index] for index in single if (self.tied[index], self.counts[index]) == kind]
             if chosen:
-                parts.append(norm_of_many(chosen, p))
-        contributed = combine(counted, p)
-        held = combine([contributed, *uncounted], p) if uncounted else contributed
-        return LocalNorm(contributed, held, self.elements)
+                parts.append((kind[1], norm_of_many(chosen, p)))
+        contributed = combine([norm for counted, norm in parts if counted], p)
+        return LocalNorm(contributed, combine([norm for _, norm in parts], p), self.elements)
 
     def scale(self, locals_: list[torch.Tensor], coefficient: float, *, foreach: bool = True) -> None:
         """Multiply every gradient once, in place, by ``coefficient`` in the gradient's own dtype and device."""
@@ -167,9 +169,15 @@ def _scalar_like(tensor: torch.Tensor, value: float) -> torch.Tensor:
 
 
 def arrange(
-    gradients: list[torch.Tensor], locals_: list[torch.Tensor], present: bytes, counts: list[bool]
+    gradients: list[torch.Tensor],
+    locals_: list[torch.Tensor],
+    present: bytes,
+    counts: list[bool],
+    tied: list[bool] | None = None,
 ) -> Arrangement:
-    """Find the buffers among ``gradients``. ``counts`` says of each whether it counts on this rank."""
+    """Find the buffers among ``gradients``. ``counts`` says of each whether it counts on this rank, ``tied`` whether ranks that
+    its layout does not know of hold copies."""
+    tied = tied or [False] * len(gradients)
     partial = [index for index, gradient in enumerate(gradients) if is_partial(gradient)]
     for index in partial:
         counts[index] = False
@@ -177,20 +185,22 @@ def arrange(
     for index, tensor in enumerate(locals_):
         if tensor.numel():
             by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(index)
-    buffers = [b for b in (_buffer(locals_, indices, counts) for indices in by_storage.values()) if b is not None]
+    buffers = [b for b in (_buffer(locals_, indices, counts, tied) for indices in by_storage.values()) if b is not None]
     in_buffers = {index for buffer in buffers for index in buffer.members(range(len(locals_)))}
     empty = {index for index, tensor in enumerate(locals_) if not tensor.numel()}
     single = [index for index in range(len(locals_)) if index not in in_buffers and index not in empty]
     single.sort(key=lambda index: tuple(locals_[index].shape[1:]))  # neighbours that can be concatenated
     sizes = list(map(_size_of, locals_))
     float64 = any(tensor.dtype in (torch.float64, torch.complex128) for tensor in locals_)
-    return Arrangement(present, _layouts(gradients), buffers, single, counts, sizes, float64, partial)
+    return Arrangement(present, _layouts(gradients), buffers, single, counts, sizes, float64, partial, tied)
 
 
-def _buffer(locals_: list[torch.Tensor], indices: list[int], counts: list[bool]) -> Buffer | None:
+def _buffer(
+    locals_: list[torch.Tensor], indices: list[int], counts: list[bool], tied: list[bool]
+) -> Buffer | None:
     """The gradients at ``indices``, which share a storage, as a buffer; None unless they tile it up to zero padding."""
     first = locals_[indices[0]]
-    same = len({(locals_[i].dtype, counts[i]) for i in indices}) == 1
+    same = len({(locals_[i].dtype, counts[i], tied[i]) for i in indices}) == 1
     if len(indices) < 2 or not same or not all(locals_[i].is_contiguous() for i in indices):
         return None
     nbytes = first.untyped_storage().nbytes()

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -20,6 +21,7 @@ from hyper_parallel.platform.torch.grad_norm.local import norm_of_many
 from hyper_parallel.platform.torch.grad_norm.partial import added_up, whole_everywhere
 from hyper_parallel.platform.torch.grad_norm.plan import Found, GradientPlan
 from hyper_parallel.platform.torch.grad_norm.scope import Scope, describe
+from hyper_parallel.platform.torch.shared import UnfinishedGradientsError
 
 _NAMES_SHOWN = 5
 
@@ -52,12 +54,13 @@ def measure(plan: GradientPlan, found: Found, tensors: Sequence[torch.Tensor], p
     Raises:
         GradientMismatchError: the ranks' lists of parameters differ; on every rank, naming the first difference.
         ValueError: some rank has a gradient that cannot be measured; on every rank.
+        UnfinishedGradientsError: some rank has only a part of a gradient; on every rank.
     """
     arrangement = found.arrangement
     records = _exchange(plan, found, arrangement, p)
     conclusion = conclude(records, p)
     if conclusion.errors:
-        raise ValueError(_errors(plan, found))
+        raise _error(plan, found)
     if conclusion.list_differs:
         raise GradientMismatchError(_difference(plan, tensors, conclusion.list_differs))
     if conclusion.partial_differs:
@@ -88,14 +91,19 @@ def _with_partial(
     alone = len({record.partial for record in records}) == 1
     if alone and whole_everywhere(gradients, plan.scope.ranks):  # every rank knows them all, in the same bits
         return records, with_more(conclusion, records, norm_of_many(values, p), p)
-    indices = [index for index, there in enumerate(found.present) if there]
-    here = [v for v, position in zip(values, arrangement.partial, strict=True) if counts(indices[position])]
+    here = [v for v, index in zip(values, _partial_indices(found, arrangement), strict=True) if counts(index)]
     more = norm_of_many(here, p) if here else identity(p)
     record = next(r for rank, r in zip(plan.scope.ranks, records, strict=True) if rank == _this_rank())
     elements = record.elements + sum(value.numel() for value in here)
     record = record._replace(contributed=combine([record.contributed, more], p), elements=elements)
     records = _gather_records(plan.scope, record)
     return records, conclude(records, p)
+
+
+def _partial_indices(found: Found, arrangement: Arrangement) -> list[int]:
+    """Which of the plan's parameters have a gradient that is still to be summed."""
+    indices = [index for index, there in enumerate(found.present) if there]
+    return [indices[position] for position in arrangement.partial]
 
 
 def _this_rank() -> int:
@@ -138,7 +146,7 @@ def _exchange(plan: GradientPlan, found: Found, arrangement: Arrangement, p: flo
         present=plan.present_fingerprint(found.present),
         replicas=0 if arrangement.partial or found.error else plan.replicas_fingerprint,
         float64=arrangement.float64,
-        partial=fingerprint(repr(arrangement.partial)) if arrangement.partial else 0,
+        partial=fingerprint(repr(_partial_indices(found, arrangement))) if arrangement.partial else 0,
         error=found.error is not None,
     )
     return _gather_records(plan.scope, record)
@@ -147,10 +155,12 @@ def _exchange(plan: GradientPlan, found: Found, arrangement: Arrangement, p: flo
 def _gather_records(scope: Scope, record: RankRecord) -> tuple[RankRecord, ...]:
     if scope.group is None:
         return (record,)
-    mine = torch.tensor(record, dtype=torch.float64, device=scope.device)
-    everyone = torch.empty(len(scope.ranks) * len(record), dtype=torch.float64, device=scope.device)
+    # float64 travels as its bits, which every device can hold and gather
+    mine = torch.from_numpy(np.array(record, np.float64).view(np.int32)).to(scope.device)
+    everyone = torch.empty(len(scope.ranks) * len(mine), dtype=mine.dtype, device=scope.device)
     dist.all_gather_single(everyone, mine, group=scope.group)
-    return tuple(RankRecord(*row) for row in everyone.view(len(scope.ranks), -1).tolist())
+    rows = everyone.cpu().numpy().view(np.float64).reshape(len(scope.ranks), -1)
+    return tuple(RankRecord(*row) for row in rows.tolist())
 
 
 def gather_objects(scope: Scope, mine: Any) -> list[Any]:
@@ -173,8 +183,9 @@ def _lowest_holders(plan: GradientPlan, present: bytes) -> Callable[[int], bool]
     this_rank = dist.get_rank()
 
     def counts(index: int) -> bool:
-        holders = [rank for rank in plan.holdings[index].replicas if rank in present_on and present_on[rank][index]]
-        return not holders or holders[0] == this_rank
+        holding = plan.holdings[index]
+        holders = [rank for rank in holding.replicas if rank in present_on and present_on[rank][index]]
+        return holding.leads and (not holders or holders[0] == this_rank)
 
     return counts
 
@@ -196,17 +207,18 @@ def _difference(plan: GradientPlan, tensors: Sequence[torch.Tensor], positions: 
     )
 
 
-def _errors(plan: GradientPlan, found: Found) -> str:
-    messages = zip(plan.scope.ranks, gather_objects(plan.scope, found.error), strict=True)
-    named = [(rank, text) for rank, text in messages if text is not None]
-    if len({text for _, text in named}) == 1:
-        return named[0][1]
-    return "; ".join(f"rank {rank}: {text}" for rank, text in named)
+def _error(plan: GradientPlan, found: Found) -> Exception:
+    """What every rank raises where some cannot measure their gradients."""
+    everyone = gather_objects(plan.scope, (found.error, found.unfinished))
+    named = [(rank, text) for rank, (text, _) in zip(plan.scope.ranks, everyone, strict=True) if text is not None]
+    kind = UnfinishedGradientsError if any(unfinished for _, unfinished in everyone) else ValueError
+    if len({text for _, text in named}) == 1 and len(named) == len(everyone):
+        return kind(named[0][1])
+    return kind("; ".join(f"rank {rank}: {text}" for rank, text in named))
 
 
 def _partial_difference(plan: GradientPlan, found: Found) -> str:
-    indices = [index for index, there in enumerate(found.present) if there]
-    mine = [indices[position] for position in found.arrangement.partial]
+    mine = _partial_indices(found, found.arrangement)
     lists = dict(zip(plan.scope.ranks, gather_objects(plan.scope, mine), strict=True))
     shown = "; ".join(f"rank {rank}: {entries or 'none'}" for rank, entries in lists.items())
     return (

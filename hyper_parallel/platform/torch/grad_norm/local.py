@@ -18,6 +18,7 @@ import torch
 from torch._utils import _flatten_dense_tensors
 
 from hyper_parallel.core.norm import combine, identity, scaled_root
+from hyper_parallel.platform.torch.grad_norm import two_float
 
 ROW = 512
 DIRECT_ELEMENTS = 1 << 16  # up to here float64 directly is as fast as rows
@@ -52,7 +53,9 @@ def norm_of_flat(flat: torch.Tensor, p: float) -> float:
         return float(torch.count_nonzero(flat))
     if math.isinf(p):
         return float(torch.linalg.vector_norm(flat, p))
-    return combine((_scaled_norm(chunk.double(), p) for chunk in flat.split(CHUNK_ELEMENTS)), p)
+    if p == 1 and not two_float.supports_float64(flat.device):
+        return combine((two_float.norm(chunk.float(), p) for chunk in flat.split(CHUNK_ELEMENTS)), p)
+    return combine((_scaled_norm(_wide(chunk), p) for chunk in flat.split(CHUNK_ELEMENTS)), p)
 
 
 def norm_of_many(tensors: Sequence[torch.Tensor], p: float) -> float:
@@ -158,9 +161,16 @@ def _tiny_rows_do_not_matter(smallest: float, total: float, rows: int) -> bool:
 
 
 def _sum_of_squares(flat: torch.Tensor) -> float:
-    """In float64; the squares of float32 values neither overflow nor underflow there."""
+    """In float64, or as good; the squares of float32 values neither overflow nor underflow there."""
+    if not two_float.supports_float64(flat.device):
+        return two_float.norm(flat.float(), 2) ** 2
     wide = flat.double()
     return float(torch.dot(wide, wide))
+
+
+def _wide(flat: torch.Tensor) -> torch.Tensor:
+    """In float64, on the host where the device has none: a power of two-floats is more than this is worth."""
+    return flat.double() if two_float.supports_float64(flat.device) else flat.cpu().double()
 
 
 def _scaled_norm(wide: torch.Tensor, p: float) -> float:

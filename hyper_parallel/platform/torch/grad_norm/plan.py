@@ -23,12 +23,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from hyper_parallel.core.norm_exchange import fingerprint
-from hyper_parallel.platform.torch.finish_gradients import (
-    UnfinishedGradientsError,
-    is_finished,
-    settle,
-    shared_groups,
-)
 from hyper_parallel.platform.torch.grad_norm.arrangement import Arrangement, arrange, local_tensors
 from hyper_parallel.platform.torch.grad_norm.partial import unmeasurable
 from hyper_parallel.platform.torch.grad_norm.scope import (
@@ -38,6 +32,13 @@ from hyper_parallel.platform.torch.grad_norm.scope import (
     peers_of,
     replicas_of,
     scope_of,
+)
+from hyper_parallel.platform.torch.shared import (
+    copies_of,
+    is_finished,
+    marks_of,
+    settle,
+    shared_groups,
 )
 
 _PLANS_KEPT = 16
@@ -49,7 +50,8 @@ _trainable = attrgetter("requires_grad")
 class Found(NamedTuple):
     """This step's gradients: the present ones, in the order of the plan's list, and this rank's part of each.
 
-    ``error`` says why they cannot be measured; the ranks must tell each other before one of them raises.
+    ``error`` says why they cannot be measured, ``unfinished`` that it is because they are parts; the ranks must tell each other
+    before one of them raises.
     """
 
     tensors: list[torch.Tensor]
@@ -57,6 +59,7 @@ class Found(NamedTuple):
     present: bytes
     arrangement: Arrangement
     error: str | None = None
+    unfinished: bool = False
 
 
 class GradientPlan:
@@ -71,6 +74,7 @@ class GradientPlan:
         self.world = _world()
         self.flags = tuple(map(_trainable, tensors))
         self.layouts = _layouts(tensors)
+        self.marks = marks_of(tensors)
         kept: dict[int, int] = {}
         for index, tensor in enumerate(tensors):
             if are_gradients or tensor.requires_grad:
@@ -79,11 +83,11 @@ class GradientPlan:
         chosen = self.chosen(tensors)
         self.scope = scope_of(tensors, mesh)  # frozen ones too: a rank on which all are frozen still takes part
         self.peers = peers_of(self.scope, mesh)
-        holdings: dict[tuple[int, Any, Any], Holding] = {}
+        holdings: dict[tuple[Any, ...], Holding] = {}
         self.holdings = [self._holding(tensor, holdings) for tensor in chosen]
         self.shared = [] if are_gradients else [index for index, tensor in enumerate(chosen) if shared_groups(tensor)]
         # shared with ranks that the layout does not know of
-        self.tied = {i for i in self.shared if set(_shared_ranks(chosen[i])) - set(self.holdings[i].replicas)}
+        self.tied = {i for i in self.shared if set(copies_of(chosen[i])) - set(self.holdings[i].replicas)}
         self.all_present = b"\x01" * len(chosen)
         self._parameter_layouts = [getattr(tensor, "_spec", None) for tensor in chosen]
         self.list_fingerprint = fingerprint("\n".join(map(describe, chosen))) if chosen else 0
@@ -98,24 +102,21 @@ class GradientPlan:
         return (
             self.layouts == _layouts(tensors)
             and self.flags == tuple(map(_trainable, tensors))
+            and self.marks == marks_of(tensors)
             and self.world is _world()
         )
 
-    def require_finished(self, tensors: Sequence[torch.Tensor]) -> None:
-        """
-        Raises:
-            UnfinishedGradientsError: a shared parameter's gradient is only this rank's part of it.
-        """
-        if not self.shared:
-            return
-        chosen = self.chosen(tensors)
-        unfinished = [index for index in self.shared if not is_finished(chosen[index])]
-        if unfinished:
-            raise UnfinishedGradientsError(
-                f"{len(unfinished)} parameters (first: {self.name(unfinished[0], None)} of the list) are shared with other ranks, "
-                "and each rank still holds a part of the gradient; "
-                "call hyper_parallel.finish_gradients(model, mesh) between backward and the clip"
-            )
+    def unfinished(self, tensors: Sequence[torch.Tensor]) -> str | None:
+        """Why no norm of shared parameters can be taken yet; None where their gradients are complete."""
+        chosen = self.chosen(tensors) if self.shared else ()
+        parts = [index for index in self.shared if not is_finished(chosen[index])]
+        if not parts:
+            return None
+        return (
+            f"the gradients of {len(parts)} parameters (first: {self.name(parts[0], None)} of the list) are only this rank's part, or were "
+            "changed after they were completed; call hyper_parallel.finish_gradients(model, mesh) after backward, and scale "
+            "gradients before it rather than after"
+        )
 
     def note_scaled(self, tensors: Sequence[torch.Tensor]) -> None:
         """Gradients that were complete before they were scaled are complete after it."""
@@ -127,19 +128,18 @@ class GradientPlan:
         """The trainable ones, each once."""
         return tensors if self.indices is None else [tensors[index] for index in self.indices]
 
-    def _holding(self, tensor: torch.Tensor, known: dict[tuple[int, Any, Any], Holding]) -> Holding:
+    def _holding(self, tensor: torch.Tensor, known: dict[tuple[Any, ...], Holding]) -> Holding:
         placed = (id(tensor.device_mesh), tensor.placements) if isinstance(tensor, DTensor) else (0, None)
         groups = shared_groups(tensor)
-        key = (*placed, groups)
+        key = (*placed, copies_of(tensor) if groups else ())
         if key not in known:
             replicas = self.peers
             if isinstance(tensor, DTensor):
                 replicas = replicas_of(tensor.device_mesh, tensor.placements, self.peers)
-            counts = lowest_is_this_rank(replicas)
-            for group in groups:  # copies on ranks that the layout does not know of: tied across pipeline stages
-                elsewhere = set(dist.get_process_group_ranks(group)) - set(replicas)
-                counts = counts and all(dist.get_rank() < rank for rank in elsewhere)
-            known[key] = Holding(replicas, counts)
+            # copies on ranks that the layout does not know of: tied across pipeline stages
+            elsewhere = set(copies_of(tensor)) & set(self.scope.ranks) - set(replicas) if groups else ()
+            leads = all(dist.get_rank() < rank for rank in elsewhere)
+            known[key] = Holding(replicas, leads and lowest_is_this_rank(replicas), leads)
         return known[key]
 
     def find(self, tensors: Sequence[torch.Tensor]) -> Found:
@@ -172,7 +172,7 @@ class GradientPlan:
         if arrangement is None or arrangement.single or self.indices is not None or len(tensors) != len(self.flags):
             return None
         try:
-            if self.world is not _world() or not all(map(_trainable, tensors)):
+            if self.world is not _world() or not all(map(_trainable, tensors)) or self.marks != marks_of(tensors):
                 return None
             gradients: list[Any] = _gradients(tensors)
             locals_ = [gradient._local_tensor for gradient in gradients]
@@ -193,7 +193,8 @@ class GradientPlan:
         indices = list(compress(range(len(present)), present))
         for index, gradient in zip(indices, gradients, strict=True):
             self._check_gradient(index, gradient)
-        return arrange(gradients, locals_, present, [counts(index) for index in indices])
+        tied = [index in self.tied for index in indices] if self.tied else None
+        return arrange(gradients, locals_, present, [counts(index) for index in indices], tied)
 
     def counts(self, index: int) -> bool:
         """Whether this rank counts the piece of parameter ``index`` that it holds."""
@@ -238,14 +239,20 @@ def locate(
 ) -> tuple[GradientPlan, Found]:
     """The plan for this list and this step's gradients."""
     global _latest
+    found = None
     if _latest is not None and _latest.mesh is mesh and not are_gradients:
         found = _latest.recognise(tensors)
-        if found is not None:
-            return _latest, found
-    plan = find_plan(tensors, mesh, are_gradients=are_gradients)
-    if not are_gradients:
-        _latest = plan
-    return plan, plan.find(tensors)
+    if _latest is None or found is None:
+        plan = find_plan(tensors, mesh, are_gradients=are_gradients)
+        if not are_gradients:
+            _latest = plan
+        found = plan.find(tensors)
+    else:
+        plan = _latest
+    if plan.shared and found.error is None:
+        text = plan.unfinished(tensors)
+        found = found._replace(error=text, unfinished=text is not None)
+    return plan, found
 
 
 def find_plan(tensors: Sequence[torch.Tensor], mesh: DeviceMesh | None, *, are_gradients: bool) -> GradientPlan:
@@ -286,10 +293,6 @@ def _layouts(tensors: Sequence[torch.Tensor]) -> list[Any]:
         return [tensor._spec for tensor in tensors]  # type: ignore[attr-defined]
     except AttributeError:
         return [getattr(tensor, "_spec", None) or tensor.shape for tensor in tensors]
-
-
-def _shared_ranks(tensor: torch.Tensor) -> list[int]:
-    return [rank for group in shared_groups(tensor) for rank in dist.get_process_group_ranks(group)]
 
 
 def _agree(parameter: Sequence[Any], gradient: Sequence[Any]) -> bool:

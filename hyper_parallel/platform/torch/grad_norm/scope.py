@@ -6,10 +6,13 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
+
+from hyper_parallel.platform.torch.shared import shared_groups
 
 
 class Holding(NamedTuple):
@@ -18,10 +21,12 @@ class Holding(NamedTuple):
     Attributes:
         replicas: global ranks that hold the same piece, ascending, this one among them.
         counts: this rank counts the piece when every replica has it.
+        leads: no rank outside ``replicas`` that has a copy of the parameter goes before this one.
     """
 
     replicas: tuple[int, ...]
     counts: bool
+    leads: bool = True
 
 
 class Scope(NamedTuple):
@@ -34,9 +39,16 @@ class Scope(NamedTuple):
 
 def describe(tensor: torch.Tensor) -> str:
     """Shape and layout of a parameter in words: equal on every rank that holds the same list."""
-    if isinstance(tensor, DTensor):
-        return f"{tuple(tensor.shape)} {tensor.placements} on {mesh_ranks(tensor.device_mesh)}"
-    return f"{tuple(tensor.shape)} on every rank"
+    shared = "".join(f", shared by {dist.get_world_size(group)} ranks" for group in shared_groups(tensor))
+    if not isinstance(tensor, DTensor):
+        return f"{tuple(tensor.shape)} on every rank{shared}"
+    mesh = tensor.device_mesh  # not its ranks: another rank may have another part of the same root
+    axes = ", ".join(f"{name}={size}" for name, size in zip(_axis_names(mesh), mesh.shape, strict=True))
+    return f"{tuple(tensor.shape)} {tensor.placements} on a mesh of {axes}{shared}"
+
+
+def _axis_names(mesh: DeviceMesh) -> Sequence[str]:
+    return mesh.mesh_dim_names or [f"axis {axis}" for axis in range(mesh.ndim)]
 
 
 _mesh_ranks_known: dict[int, tuple[weakref.ref[DeviceMesh], tuple[int, ...]]] = {}
@@ -56,35 +68,31 @@ def lowest_is_this_rank(ranks: tuple[int, ...]) -> bool:
 
 
 def replicas_of(mesh: DeviceMesh, placements: Sequence[Any], peers: tuple[int, ...]) -> tuple[int, ...]:
-    """The ranks that hold this rank's piece: those that differ from it on replicated axes alone (or on axes that
-    are still to be summed over). What lies on a part of the
-    ``peers`` is replicated over the rest of them, as a plain tensor is."""
-    coordinate = mesh.get_coordinate()
-    if coordinate is None:
-        return ()
-    chosen = tuple(
-        slice(None) if isinstance(placement, Replicate) or placement.is_partial() else position
-        for placement, position in zip(placements, coordinate, strict=True)
-    )
-    here = set(mesh.mesh[chosen].flatten().tolist())
-    return tuple(sorted(here | _same_place_elsewhere(mesh, chosen, peers)))
+    """The ranks among ``peers`` that hold this rank's piece.
 
+    They differ from it on replicated axes alone, or on axes that are still to be summed over. Where the mesh was cut out of a
+    larger one, what lies on one part of that is replicated over the other parts, as a plain tensor is.
 
-def _same_place_elsewhere(mesh: DeviceMesh, chosen: tuple[Any, ...], peers: tuple[int, ...]) -> set[int]:
-    """The ranks among ``peers`` outside ``mesh`` that hold the same piece: ``mesh`` is one of several that are cut alike out of one
-    mesh of all peers."""
-    if set(mesh_ranks(mesh)) >= set(peers):
-        return set()
+    Raises:
+        ValueError: some peers lie outside the mesh, and it was not cut out of a mesh of all of them, so that nobody can tell
+            which piece they hold.
+    """
     root = mesh._get_root_mesh()
-    names = mesh.mesh_dim_names or ()
-    root_names = root.mesh_dim_names or ()
-    position = root.get_coordinate()
-    if position is None or not set(names) <= set(root_names):
-        return set()
-    by_name = dict(zip(names, chosen, strict=True))
-    inside = set(peers)
-    fixed = tuple(by_name.get(name, slice(None)) for name in root_names)
-    return {rank for rank in root.mesh[fixed].flatten().tolist() if rank in inside}
+    ranks = root._rank_map.numpy()
+    if not set(peers) <= set(ranks.tolist()):
+        raise ValueError(
+            f"a parameter lies on a mesh of ranks {mesh_ranks(mesh)}, and the norm is that of ranks {peers}: what the others hold "
+            "does not follow from it; cut the parameter's mesh out of one mesh of all these ranks"
+        )
+    places = np.arange(len(ranks))
+    same = np.ones(len(ranks), bool)
+    here = int(np.flatnonzero(ranks == dist.get_rank())[0])
+    for axis, placement in zip(mesh._layout, placements, strict=True):
+        if not (isinstance(placement, Replicate) or placement.is_partial()):
+            for size, stride in axis.sizes_and_strides:
+                along = places // stride % size
+                same &= along == along[here]
+    return tuple(sorted(set(ranks[same].tolist()) & set(peers)))
 
 
 def scope_of(tensors: Sequence[torch.Tensor], mesh: DeviceMesh | None) -> Scope:
@@ -111,13 +119,12 @@ def _spanning(meshes: list[DeviceMesh]) -> DeviceMesh:
         return min(whole, key=lambda candidate: candidate.ndim)
     roots = {id(root): root for root in (candidate._get_root_mesh() for candidate in meshes)}
     if len(roots) == 1:
-        root = next(iter(roots.values()))
-        used = {name for candidate in meshes for name in candidate.mesh_dim_names or ()}
-        axes = tuple(name for name in root.mesh_dim_names or () if name in used)
+        (root,) = roots.values()
+        axes = _axes_in_use(root, meshes)
         if len(axes) == root.ndim:
             return root
-        if axes and used <= set(axes):
-            return root[axes]
+        if root.mesh_dim_names:
+            return root[tuple(root.mesh_dim_names[axis] for axis in axes)]
     spans = sorted({mesh_ranks(candidate) for candidate in meshes})
     raise ValueError(
         f"parameters lie on meshes of different ranks ({'; '.join(map(str, spans))}) that were not cut from one mesh; "
@@ -125,11 +132,22 @@ def _spanning(meshes: list[DeviceMesh]) -> DeviceMesh:
     )
 
 
+def _axes_in_use(root: DeviceMesh, meshes: Sequence[DeviceMesh]) -> list[int]:
+    """The axes of ``root`` along which some of ``meshes``, cut out of it, flattened or not, extend."""
+    spans = [(stride, stride * size) for m in meshes for axis in m._layout for size, stride in axis.sizes_and_strides]
+    own = [[(stride, stride * size) for size, stride in axis.sizes_and_strides] for axis in root._layout]
+    return [k for k, axis in enumerate(own) if any(a < d and c < b for a, b in axis for c, d in spans)]
+
+
 def _group(mesh: DeviceMesh, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
+    if mesh.get_coordinate() is None:
+        raise ValueError(f"rank {dist.get_rank()} takes part in a norm over ranks {ranks} only")
     if len(ranks) == 1:
         return None
     if ranks == tuple(range(dist.get_world_size())):
         return dist.group.WORLD
+    if mesh.ndim > 1 and not mesh.mesh_dim_names:
+        raise ValueError(f"the mesh of ranks {ranks} needs names for its axes (mesh_dim_names) to get a group of all its ranks")
     return mesh.get_group() if mesh.ndim == 1 else mesh._flatten().get_group()
 
 
