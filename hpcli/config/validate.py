@@ -202,6 +202,7 @@ def _check_sizes(config: Config, mesh: ParallelMesh) -> list[LayoutProblem]:
         cut=_cut_by_tensor_parallelism(model),
         sequence=training.seq_length,
         image_positions=image_tokens(model),
+        vocabulary=known(model.vocab_size),
         sequence_parallel=parallelism.sequence_parallel,
         interleave=interleave,
     )

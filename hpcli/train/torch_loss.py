@@ -44,5 +44,8 @@ class GlobalLoss:
             from hyper_parallel.platform.torch.tensor_parallel import cut_along_vocabulary
 
             logits_BTV = cut_along_vocabulary(logits_BTV, self.mesh, self.vocabulary)
-        loss = token_loss(logits_BTV, labels_BT) / self.valid_tokens
-        return loss.to_local() if isinstance(loss, DTensor) else loss
+        loss = token_loss(logits_BTV, labels_BT)
+        if isinstance(loss, DTensor):
+            loss = loss.to_local()
+        # divided last: to_local gives a view, and zero-bubble schedules detach the loss in place, which no view allows
+        return loss / self.valid_tokens

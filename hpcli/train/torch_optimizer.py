@@ -28,7 +28,8 @@ class Optimizer:
             {"params": [p for p in self.masters if p.ndim >= 2], "weight_decay": settings.weight_decay},
             {"params": [p for p in self.masters if p.ndim < 2], "weight_decay": 0.0},
         ]
-        groups = [group for group in groups if group["params"]]
+        groups = [group for group in groups if group["params"]] or groups[:1]  # a pipeline stage may be frozen as a whole
+        self._updates = 0  # no parameter here need have a count of its own
         self.inner: torch.optim.Optimizer
         if settings.name == "adamw":
             self.inner = torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
@@ -40,6 +41,7 @@ class Optimizer:
         """One update with learning rate ``lr``."""
         for group in self.inner.param_groups:
             group["lr"] = lr
+        self._updates += 1
         if self.storage is None:
             self.inner.step()
             return
@@ -68,10 +70,11 @@ class Optimizer:
     @property
     def updates(self) -> int:
         """How many updates the running means have seen."""
-        return next((int(known["step"]) for known in self.inner.state.values() if "step" in known), 0)
+        return self._updates
 
     @updates.setter
     def updates(self, count: int) -> None:
+        self._updates = count
         for known in self.inner.state.values():
             if "step" in known:
                 known["step"].fill_(count)

@@ -13,6 +13,8 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
+from hyper_parallel.core.sharding import chunk_size, piece
+
 AXES = ("pp", "dp_replicate", "dp_shard", "tp")
 
 CONFIG_KEYS = {
@@ -240,6 +242,7 @@ def check_transformer(
     cut: Mapping[str, int],
     sequence: int,
     image_positions: int = 0,
+    vocabulary: int | None = None,
     sequence_parallel: bool = False,
     interleave: int = 1,
 ) -> list[LayoutProblem]:
@@ -252,9 +255,12 @@ def check_transformer(
         cut: configuration key -> size of everything that tensor parallelism cuts.
         sequence: tokens of text.
         image_positions: positions that an image takes in the same sequence.
+        vocabulary: rows of the embedding and the head, which tensor parallelism may cut unevenly; None where it cuts neither.
     """
     tp_key = CONFIG_KEYS["tp"]
     checks = [check_divisible(key, size, tp_key, mesh.tp) for key, size in cut.items()]
+    if vocabulary is not None:
+        checks.append(_check_vocabulary(vocabulary, mesh.tp))
     if sequence_parallel:
         checks.append(_check_sequence(sequence, image_positions, mesh.tp))
     stages = mesh.pp * interleave
@@ -262,6 +268,19 @@ def check_transformer(
     if mesh.pp > 1:
         checks.append(check_divisible("model.num_layers", num_layers, stages_key, stages))
     return [problem for problem in checks if problem]
+
+
+def _check_vocabulary(size: int, tp: int) -> LayoutProblem | None:
+    """Every rank needs a row: nothing can be looked up in an empty embedding, nor the largest of no logits be found."""
+    if piece(size, tp, tp - 1).length:
+        return None
+    tp_key = CONFIG_KEYS["tp"]
+    return LayoutProblem(
+        "model.vocab_size",
+        size,
+        f"{size} cut over {tp_key} {tp} makes pieces of {chunk_size(size, tp)}, and the last of them would be empty; "
+        f"{(size // tp + 1) * tp} would work, or change {tp_key}",
+    )
 
 
 def _check_sequence(text: int, image: int, tp: int) -> LayoutProblem | None:

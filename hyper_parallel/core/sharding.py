@@ -7,10 +7,12 @@ most one shorter piece, then empty ones. Buffers pad each piece to the full chun
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from hyper_parallel.core.mesh import ParallelMesh
 from hyper_parallel.core.plan import ParallelPlan, matching
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.mesh import ParallelMesh  # which checks sizes by the rule here
 
 
 class Piece(NamedTuple):

@@ -180,12 +180,25 @@ SIZES = {"cut": {"heads": 4, "kv": 2, "ffn": 192}, "sequence": 64, "num_layers":
         (ParallelMesh(pp=4), {"interleave": 2}, ["model.num_layers"]),
         (ParallelMesh(), {"interleave": 2, "num_layers": 3}, []),
         (ParallelMesh(tp=3), {}, ["heads", "kv"]),
+        (ParallelMesh(tp=2), {"vocabulary": 257}, []),  # 129 and 128: a piece may be shorter
+        (ParallelMesh(tp=4), {"cut": {}, "vocabulary": 6}, ["model.vocab_size"]),  # 2, 2, 2 and none
+        (ParallelMesh(), {"vocabulary": 1}, []),
     ],
 )
 def test_what_tensor_sequence_and_pipeline_parallelism_demand(mesh, options, keys):
     problems = check_transformer(mesh, **(SIZES | options))
     assert [problem.key for problem in problems] == keys
     assert all(isinstance(problem, LayoutProblem) for problem in problems)
+
+
+def test_a_vocabulary_that_leaves_ranks_empty_is_told_the_next_that_divides():
+    (problem,) = check_transformer(ParallelMesh(tp=28), **(SIZES | {"cut": {}}), vocabulary=256)
+    assert problem == LayoutProblem(
+        "model.vocab_size",
+        256,
+        "256 cut over tensor_parallel 28 makes pieces of 10, and the last of them would be empty; "
+        "280 would work, or change tensor_parallel",
+    )
 
 
 def test_the_positions_of_an_image_count_in_the_sequence_that_is_split():
