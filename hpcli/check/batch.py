@@ -12,7 +12,7 @@ from hpcli.data.text import TextBatches
 def check_batches(config: Config) -> Batches:
     """Short documents of every length, so that a mean over ranks or micro-batches is never the mean over tokens."""
     training = config.training
-    text = load_documents(None)[0]
+    text = b"".join(load_documents(None))  # long enough that no two sequences are the same
     lengths = [2 + (7 * number) % training.seq_length for number in range(4 * training.global_batch_size)]
     starts = [101 * number for number in range(len(lengths))]
     documents = [text[start : start + length] for start, length in zip(starts, lengths, strict=True)]

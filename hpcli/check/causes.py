@@ -17,7 +17,7 @@ class Cause(NamedTuple):
     evidence: str
 
     def __str__(self) -> str:
-        return f"{CAUSES[self.id]} ({self.evidence})"
+        return f"{CAUSES[self.id]} ({self.evidence})" if self.evidence else CAUSES[self.id]
 
 
 CAUSES = {
@@ -53,6 +53,13 @@ CAUSES = {
     "experts-partly-counted": "only part of the experts is counted in the norm",
     "norm-in-low-precision": "the norm is accumulated in a low precision",
     "norm-differs": "the norm differs from the reference in a way that fits no known cause",
+    "not-clipped": "the norm is right and the gradients are left as they were: nothing is clipped",
+    "clipped-twice": "the norm is right and the gradients are multiplied by the coefficient twice",
+    "clipped-by-own-norm": "the norm is right and every rank clips by the norm of what it holds itself",
+    "clipped-in-part": "the norm is right and only some of the gradients are clipped",
+    "clipped-wrongly": "the norm is right and the gradients are not multiplied by what it asks for",
+    "parts-misreported": "the norm is right and the parts of it that are told rank by rank are not",
+    "norm-type-differs": "the 2-norm is right, and the norm of the type that the configuration asks for is not",
     "losses-differ": "the loss differs from the reference",
     "offload-changes-bits": "a run with offload is not bit for bit the run without",
     "rank-failed": "a rank failed",

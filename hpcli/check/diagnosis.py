@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from hpcli.check.causes import Cause
-from hpcli.check.evidence import Evidence, close
+from hpcli.check.evidence import Clipped, Evidence, close, coefficient
 
 SMALL_RESIDUAL = 1e-3
 LEAST_LOSS_SCALE = 256.0
@@ -122,7 +122,7 @@ def _disagreement(evidence: Evidence) -> Iterator[Cause]:
         close(norm, evidence.stage_norm(fact)) for norm, fact in zip(evidence.norms, evidence.facts, strict=True)
     ):
         yield Cause("stage-local-norm", f"rank by rank {listed}; all stages together {evidence.expected.norm:.6g}")
-    if all(close(norm, fact["held"]) for norm, fact in zip(evidence.norms, evidence.facts, strict=True)):
+    if all(close(norm, evidence.held(fact)) for norm, fact in zip(evidence.norms, evidence.facts, strict=True)):
         yield Cause("local-norm-returned", f"rank by rank {listed}; all ranks together {evidence.expected.norm:.6g}")
     yield Cause("ranks-disagree", f"rank by rank {listed}; reference {evidence.expected.norm:.6g}")
 
@@ -131,7 +131,7 @@ def _combination(evidence: Evidence) -> Iterator[Cause]:
     norm, right = evidence.norms[0], evidence.expected.norm
     if close(norm, right, evidence.expected.norm_tolerance):
         return
-    held = [fact["held"] for fact in evidence.facts]
+    held = [evidence.held(fact) for fact in evidence.facts]
     for value, cause in (
         (math.fsum(held) / len(held), "average-of-norms"),
         (max(held), "maximum-of-norms"),
@@ -151,9 +151,9 @@ def _combination(evidence: Evidence) -> Iterator[Cause]:
         yield Cause("tied-counted-twice", words)
     if weights.get("expert", 1) < 1 - 1e-3 and _once(weights, but="expert"):
         yield Cause("experts-partly-counted", words)
-    for fact in evidence.facts:
-        without = math.sqrt(max(right**2 - fact["held"] ** 2, 0.0))
-        if fact["held"] > 1e-3 * right and close(norm, without, 1e-6):
+    for fact, norm_held in zip(evidence.facts, held, strict=True):
+        without = math.sqrt(max(right**2 - norm_held**2, 0.0))
+        if norm_held > 1e-3 * right and close(norm, without, 1e-6):
             yield Cause("rank-missing", f"norm {norm:.9g} is the reference {right:.9g} without rank {fact['rank']}")
     if close(norm, right, 2.0**-6) and all(close(weight, 1, 2.0**-5) for weight in weights.values()):
         yield Cause("norm-in-low-precision", f"norm {norm:.9g}, reference {right:.9g}; {words}")
@@ -164,13 +164,41 @@ def _once(weights: dict[str, float], *, but: str) -> bool:
     return all(close(weight, 1) for kind, weight in weights.items() if kind != but)
 
 
+def _clipping(evidence: Evidence) -> Iterator[Cause]:
+    wrong = evidence.clipped_wrongly()
+    if not wrong:
+        return
+    tolerance = evidence.expected.clip_tolerance
+    first = wrong[0]
+    words = f"{first.name} on rank {first.fact['rank']} is multiplied by {first.factor:.6g}, not {first.right:.6g}"
+    shards = sum(1 for _, entry in evidence.entries if entry.get("gg"))
+    if len(wrong) < shards:
+        kinds = ", ".join(sorted({evidence.class_of[clipped.name] for clipped in wrong}))
+        yield Cause("clipped-in-part", f"{len(wrong)} of {shards} shards ({kinds}): {words}")
+    own = {fact["rank"]: coefficient(evidence.held(fact), evidence.expected.max_norm) for fact in evidence.facts}
+    due: dict[str, Callable[[Clipped], float]] = {
+        "not-clipped": lambda clipped: 1.0,
+        "clipped-twice": lambda clipped: clipped.right**2,
+        "clipped-by-own-norm": lambda clipped: own[clipped.fact["rank"]],
+    }
+    for cause, factor in due.items():
+        if all(close(clipped.factor, factor(clipped), tolerance) for clipped in wrong):
+            yield Cause(cause, words)
+    yield Cause("clipped-wrongly", words)
+
+
 def _rest(evidence: Evidence) -> Iterator[Cause]:
     if not close(evidence.loss, evidence.expected.loss, 1e-3):
         yield Cause("losses-differ", f"loss {evidence.loss:.9g}, reference {evidence.expected.loss:.9g}")
-    changes = next((fact["offload"] for fact in evidence.facts if fact.get("offload")), None)
-    if changes:
+    other = evidence.of_type()
+    if other is not None and not close(*other, 1e-6):
+        yield Cause("norm-type-differs", f"{other[0]:.9g} instead of {other[1]:.9g}")
+    changes = evidence.offload_changes()
+    if changes and evidence.offload_binds:
         yield Cause("offload-changes-bits", ", ".join(changes))
+    if misreported := evidence.misreported():
+        yield Cause("parts-misreported", misreported[0])
 
 
 Rule = Callable[[Evidence], Iterator[Cause]]
-_RULES: tuple[Rule, ...] = (_oracle, _schedule, _witness, _gradients, _disagreement, _combination, _rest)
+_RULES: tuple[Rule, ...] = (_oracle, _schedule, _witness, _gradients, _disagreement, _combination, _clipping, _rest)

@@ -7,6 +7,8 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from hpcli.check.powers import norm_of_pieces
+
 
 class Expected(NamedTuple):
     """What a layout must come out as.
@@ -17,6 +19,9 @@ class Expected(NamedTuple):
         norm_tolerance: relative.
         relative, absolute: a shard g may differ from the reference's r by ``relative * ||r|| + absolute * ||all||``.
         witness: what the exact values must come out as.
+        max_norm: that the gradients are clipped to.
+        norm_type: the p that the configuration asks for, checked besides p = 2.
+        clip_tolerance: by how much the size of a clipped shard may be off, relative; clipping rounds in the gradient's dtype.
     """
 
     squares: Mapping[str, float]
@@ -25,6 +30,9 @@ class Expected(NamedTuple):
     relative: float
     absolute: float
     witness: Mapping[str, float]
+    max_norm: float = math.inf
+    clip_tolerance: float = 1e-5
+    norm_type: float = 2.0
 
     @property
     def norm(self) -> float:
@@ -77,6 +85,15 @@ class Sums(NamedTuple):
     def residual(self) -> float:
         """What no factor explains, relative to the gradient."""
         return math.sqrt(max(self.gg - self.gr**2 / self.rr, 0.0) / self.gg) if self.rr and self.gg else math.nan
+
+
+class Clipped(NamedTuple):
+    """A gradient shard that was multiplied by ``factor`` where ``right`` was due."""
+
+    fact: Mapping[str, Any]
+    name: str
+    factor: float
+    right: float
 
 
 class Evidence:
@@ -135,10 +152,62 @@ class Evidence:
         measured = [fact["classes"][kind] for fact in self.facts if kind in fact["classes"]]
         return measured[0] ** 2 / right if right and measured else math.nan
 
+    def held(self, fact: Mapping[str, Any]) -> float:
+        """The norm of all that a rank holds, replicas too, from its shards and not from what the library says of them."""
+        return math.sqrt(math.fsum(entry.get("gg", 0.0) for entry in fact["parameters"]))
+
+    def clipped_wrongly(self) -> list[Clipped]:
+        """The gradient shards that clipping did not multiply by what the rank's own norm asks for. (Whether that is the right norm
+        is another question.)"""
+        found = []
+        for fact, norm in zip(self.facts, self.norms, strict=True):
+            if not math.isfinite(norm):
+                continue
+            right = coefficient(norm, self.expected.max_norm)
+            for entry in fact["parameters"]:
+                if entry.get("gg"):
+                    factor = math.sqrt(fact["clipped"][entry["name"]] / entry["gg"])
+                    if not close(factor, right, self.expected.clip_tolerance):
+                        found.append(Clipped(fact, entry["name"], factor, right))
+        return found
+
+    def of_type(self) -> tuple[float, float] | None:
+        """The norm of the type that was asked for, on the rank that is furthest off, and what it must be; None where it is 2."""
+        if self.expected.norm_type == 2:
+            return None
+        right = norm_of_pieces(self.facts, self.expected.norm_type)
+        found = [float(fact["norm_of_type"]) for fact in self.facts]
+        return max(found, key=lambda norm: abs(norm - right)), right
+
+    def offload_changes(self) -> list[str]:
+        """What a run with offload has in other bits than one without."""
+        return next((list(fact["offload"]) for fact in self.facts if fact.get("offload")), [])
+
+    @property
+    def offload_binds(self) -> bool:
+        """Whether such a change is a failure, rather than something to tell."""
+        return all(fact.get("offload_binds", True) for fact in self.facts)
+
+    def misreported(self) -> list[str]:
+        """Where the parts of the norm that the library tells rank by rank are not what the ranks hold, or do not make the norm."""
+        found = []
+        for fact in self.facts:
+            if not close(fact["held"], self.held(fact), self.expected.norm_tolerance):
+                found.append(f"rank {fact['rank']} is said to hold {fact['held']:.9g} and holds {self.held(fact):.9g}")
+        made = math.sqrt(math.fsum(fact["contributed"] ** 2 for fact in self.facts))
+        if not close(made, self.norms[0], self.expected.norm_tolerance):
+            found.append(f"the ranks' contributions make {made:.9g}, the norm is {self.norms[0]:.9g}")
+        return found
+
     def stage_norm(self, fact: Mapping[str, Any]) -> float:
         """The reference's norm of the parameters on this rank's pipeline stage."""
         names = {entry["name"] for entry in fact["parameters"]}
         return math.sqrt(math.fsum(square for name, square in self.expected.squares.items() if name in names))
+
+
+def coefficient(norm: float, max_norm: float) -> float:
+    """By what clipping multiplies every gradient, as torch.nn.utils.clip_grad_norm_ documents it."""
+    return min(1.0, max_norm / (norm + 1e-6))
 
 
 def close(a: float, b: float, relative: float = 1e-4) -> bool:

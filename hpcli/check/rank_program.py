@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 import hyper_parallel
 from hpcli.check.batch import check_batches
 from hpcli.check.counting import CollectiveCounter
+from hpcli.check.powers import power_norm
 from hpcli.check.reference import VARIANTS, read_reference
 from hpcli.check.witness import witness
 from hpcli.config.schema import Config
@@ -55,8 +57,11 @@ def _look(
     context: RankContext, config: Config, mesh: ParallelMesh, device: str, reference: Path
 ) -> dict[str, Any]:
     told: dict[str, Any] = {"rank": context.rank, "coordinates": mesh.coordinates(context.rank)}
-    told["collectives_add_up"] = _self_test()
+    norm_type = config.training.norm_type
+    # What is proved of the gradients is proved by their 2-norm; the norm that was asked for follows from the same gradients.
+    config = config.model_copy(update={"training": config.training.model_copy(update={"norm_type": 2.0})})
     engine = TorchEngine(config, mesh, device)
+    told["collectives_add_up"] = _self_test(engine.device)
     batches = check_batches(config)
     told["loss"] = float(_accumulate(context, engine, config, mesh, batches, 1, told))
     told["reshards"] = any(
@@ -66,7 +71,11 @@ def _look(
         if name and isinstance(module, FSDPModule)
         for group in module._get_fsdp_state()._fsdp_param_groups
     )
-    told["parameters"] = _compared(engine, config, mesh, reference, context.rank)
+    told["parameters"] = _compared(engine, config, mesh, reference, context.rank, norm_type)
+    if norm_type != 2:
+        every = list(engine.parameters.values())
+        other = hyper_parallel.grad_norm_report(every, math.inf, norm_type, mesh=engine.norm_mesh)
+        told["norm_of_type"] = float(other.norm)
     told["classes"] = _class_norms(engine, {entry["name"]: entry["class"] for entry in told["parameters"]})
     context.progress(1, "gradient norm")
     with CollectiveCounter() as counter:
@@ -74,12 +83,12 @@ def _look(
     told["collectives"] = counter.total
     part = next(part for part in report.parts if part.rank == context.rank)
     told |= {"norm": struct.pack("<d", float(report.norm)).hex(), "held": part.held, "contributed": part.contributed}
-    told["clip_coefficient"] = report.clip_coefficient
-    told["clipped_sum"] = _local_square_sum(engine)
+    told["clipped"] = {name: _square_sum(parameter.grad) for name, parameter in engine.parameters.items()}
     if config.training.compute_dtype != "float32" or mesh.tp > 1:
         told["witness"] = witness(config, mesh, engine.device.type)
     if config.fsdp_config.enable_offload:
         told["offload"] = _offload_changes(context, config, mesh, device)
+        told["offload_binds"] = device in ("cpu", "sim-npu")  # elsewhere the host's arithmetic is not the device's
     return told
 
 
@@ -99,10 +108,9 @@ def _accumulate(
     return engine.accumulate(micro_batches, batches.valid_tokens(step), lambda phase: context.progress(step, phase))
 
 
-def _self_test() -> bool:
-    """Whether collectives add up and gather what they should, on numbers that are exact."""
+def _self_test(device: torch.device) -> bool:
+    """Whether collectives on ``device`` add up and gather what they should, on numbers that are exact."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    device = torch.device("npu") if dist.get_backend() == "hccl" else torch.device("cpu")
     total = torch.tensor([2.0**rank], device=device)
     dist.all_reduce(total)
     gathered = torch.zeros(ranks, device=device)
@@ -111,7 +119,7 @@ def _self_test() -> bool:
 
 
 def _compared(
-    engine: TorchEngine, config: Config, mesh: ParallelMesh, path: Path, rank: int
+    engine: TorchEngine, config: Config, mesh: ParallelMesh, path: Path, rank: int, norm_type: float
 ) -> list[dict[str, Any]]:
     """This rank's shard of every gradient beside the reference's slice: the sums that every judgement follows from."""
     reference, plan = read_reference(path), parallel_plan(config)
@@ -130,6 +138,8 @@ def _compared(
             entry |= {"shape": list(held.shape), "expected_shape": list(slices["right"].shape)}
             if held.shape == slices["right"].shape:
                 entry |= _sums(held, slices)
+            if norm_type != 2:
+                entry |= {"piece": [known, *map(str, pieces)], "power_norm": power_norm(held, norm_type)}
         entries.append(entry)
     return entries
 
@@ -165,12 +175,8 @@ def _class_norms(engine: TorchEngine, classes: Mapping[str, str]) -> dict[str, f
     return norms
 
 
-def _local_square_sum(engine: TorchEngine) -> float:
-    return sum(
-        float(p.grad.to_local().detach().cpu().double().square().sum())
-        for p in engine.parameters.values()
-        if p.grad is not None
-    )
+def _square_sum(gradient: Any) -> float:
+    return 0.0 if gradient is None else float(gradient.to_local().detach().cpu().double().square().sum())
 
 
 def _offload_changes(context: RankContext, config: Config, mesh: ParallelMesh, device: str) -> list[str]:

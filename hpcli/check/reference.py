@@ -22,6 +22,7 @@ from hpcli.launch.context import RankContext
 from hpcli.models.torch.build import build_model
 
 Gradients = dict[str, torch.Tensor]
+Weights = dict[str, float]
 
 VARIANTS = ("right", "last_micro_batch", "mean_of_means")
 """The gradient, and what two common mistakes would make of it: only the last micro-batch of every rank; the mean over
@@ -47,16 +48,26 @@ def run(context: RankContext, payload: dict[str, Any]) -> None:
 def write_reference(config: Config, data_parallel: int, path: Path) -> float:
     """The gradients of every parameter in every variant, float64, as ``VARIANT/NAME``; returns the loss."""
     split = _split(config, data_parallel)
-    valid = sum(int((batch.labels != IGNORED).sum()) for share in split for batch in share)
-    native = config.training.compute_dtype != "float32"
-    replay = _replayed if native else _in_float64
-    right, loss = replay(config, [[(batch, valid) for batch in share] for share in split])
-    last, _ = _in_float64(config, [[(share[-1], valid)] for share in split])
     parts = [batch for share in split for batch in share]
-    means, _ = _in_float64(config, [[(batch, _valid(batch) * len(parts)) for batch in parts]])
+    valid = sum(_valid(batch) for batch in parts)
+    weighted: list[tuple[Batch, Weights]] = [
+        (
+            batch,
+            {
+                "right": 1 / valid,
+                "last_micro_batch": 1 / valid if batch is share[-1] else 0.0,
+                "mean_of_means": 1 / (max(1, _valid(batch)) * len(parts)),
+            },
+        )
+        for share in split
+        for batch in share
+    ]
+    variants, loss = _in_float64(config, weighted)
+    if config.training.compute_dtype != "float32":
+        variants["right"], loss = _replayed(config, split, valid)
     arrays: dict[str, Any] = {
         f"{variant}/{name}": gradient.double().numpy()
-        for variant, gradients in zip(VARIANTS, (right, last, means), strict=True)
+        for variant, gradients in variants.items()
         for name, gradient in gradients.items()
     }
     np.savez(path, **arrays)
@@ -81,26 +92,28 @@ def _split(config: Config, data_parallel: int) -> list[list[Batch]]:
 
 
 def _valid(batch: Batch) -> int:
-    return max(1, int((batch.labels != IGNORED).sum()))
+    return int((batch.labels != IGNORED).sum())
 
 
-Work = Sequence[Sequence[tuple[Batch, int]]]
-
-
-def _in_float64(config: Config, work: Work) -> tuple[Gradients, float]:
-    """Gradients in float32, of one sequence at a time, added up in float64."""
+def _in_float64(config: Config, work: Sequence[tuple[Batch, Weights]]) -> tuple[dict[str, Gradients], float]:
+    """For each variant the weighted sum of the sequences' gradients: each is computed in float32, once, by itself, and added up
+    in float64. The loss is that of "right"."""
     model = build_model(config.model, config.training.seed)
-    sums: Gradients = {}
+    sums: dict[str, Gradients] = {variant: {} for variant in VARIANTS}
     loss = 0.0
-    for batch, divisor in _flat(work):
+    for batch, weights in work:
         for sequence in batch.split(1):
-            loss += _backward(model, sequence, divisor)
+            loss += _backward(model, sequence, 1) * weights["right"]
             for name, gradient in _taken(model):
-                sums[name] = sums.get(name, torch.zeros((), dtype=torch.float64)) + gradient.double()
+                wide = gradient.double()
+                for variant, gradients in sums.items():
+                    if name not in gradients:
+                        gradients[name] = torch.zeros_like(wide)
+                    gradients[name].add_(wide, alpha=weights[variant])
     return sums, loss
 
 
-def _replayed(config: Config, work: Work) -> tuple[Gradients, float]:
+def _replayed(config: Config, split: Sequence[Sequence[Batch]], valid: int) -> tuple[Gradients, float]:
     """The same micro-batches and ranks, rounded where the run rounds: storage, computation, accumulation, reduction."""
     training = config.training
     compute = getattr(torch, training.compute_dtype)
@@ -109,21 +122,16 @@ def _replayed(config: Config, work: Work) -> tuple[Gradients, float]:
     model = model.to(getattr(torch, training.params_dtype)).to(compute)
     sums: Gradients = {}
     loss = 0.0
-    for share in work:
+    for share in split:
         of_rank: Gradients = {}
-        for batch, divisor in share:
-            loss += _backward(model, batch, divisor)
+        for batch in share:
+            loss += _backward(model, batch, valid)
             for name, gradient in _taken(model):
                 gradient = gradient.to(reduce)
                 of_rank[name] = gradient if name not in of_rank else of_rank[name] + gradient
         for name, gradient in of_rank.items():
             sums[name] = gradient if name not in sums else sums[name] + gradient
     return sums, loss
-
-
-def _flat(work: Work) -> Iterator[tuple[Batch, int]]:
-    for share in work:
-        yield from share
 
 
 def _backward(model: torch.nn.Module, batch: Batch, divisor: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import tempfile
 import time
@@ -46,20 +47,20 @@ def check(
     warm_up = WARM_UP if device == "cpu" else None
     with RankServer(device, warm_up=warm_up) as server, tempfile.TemporaryDirectory(prefix="hpcli-check-") as folder:
         progress(0, len(layouts), "reference")
-        losses = _references(server, layouts, Path(folder), timeout_seconds)
+        references = _references(server, layouts, Path(folder), timeout_seconds)
         for number, (layout, fault) in enumerate(zip_longest(layouts, faults[: len(layouts)])):
             progress(number, len(layouts), layout.name)
             began = time.perf_counter()
-            reference = Path(folder) / f"{number}.npz"
-            if "error" in losses[number]:
-                yield failed(layout.name, f"no reference: {losses[number]['error']}", 0.0)
+            reference = references[number]
+            if "error" in reference:
+                yield failed(layout.name, f"no reference: {reference['error']}", 0.0)
                 continue
-            expected, degrees = _expected(layout, reference, losses[number]["loss"])
+            expected, degrees = _expected(layout, reference["path"], reference["loss"])
             facts: list[dict[str, Any]] = []
             try:
                 server.run(
                     RANK_PROGRAM,
-                    _payload(layout, device, fault, reference),
+                    _payload(layout, device, fault, reference["path"]),
                     layout.resolved.world_size,
                     timeout_seconds=timeout_seconds,
                     on_event=facts.append,
@@ -73,23 +74,26 @@ def check(
 
 def _references(
     server: RankServer, layouts: Sequence[Layout], folder: Path, timeout_seconds: float
-) -> dict[int, dict[str, Any]]:
-    entries = [
-        {
-            "config": layout.resolved.config.model_dump(mode="json"),
-            "data_parallel": layout.resolved.mesh.data_parallel_size,
-        }
-        for layout in layouts
-    ]
-    losses: dict[int, dict[str, Any]] = {}
+) -> list[dict[str, Any]]:
+    """What became of every layout's reference: its file, and its loss or an error. Layouts that train the same model on the same
+    split of the batch share one."""
+    entries: dict[str, dict[str, Any]] = {}
+    keys = []
+    for layout in layouts:
+        config = layout.resolved.config.model_dump(mode="json")
+        split = layout.resolved.mesh.data_parallel_size
+        keys.append(json.dumps([config["model"], config["training"], split], sort_keys=True))
+        entries.setdefault(keys[-1], {"config": config, "data_parallel": split})
+    told: dict[int, dict[str, Any]] = {}
     server.run(
         REFERENCE_PROGRAM,
-        {"layouts": entries, "folder": str(folder)},
-        min(REFERENCE_RANKS, len(layouts)),
+        {"layouts": list(entries.values()), "folder": str(folder)},
+        min(REFERENCE_RANKS, len(entries)),
         timeout_seconds=timeout_seconds,
-        on_event=lambda event: losses.update({event["layout"]: event}),
+        on_event=lambda event: told.update({event["layout"]: event}),
     )
-    return losses
+    numbers = {key: number for number, key in enumerate(entries)}
+    return [{**told[numbers[key]], "path": folder / f"{numbers[key]}.npz"} for key in keys]
 
 
 def _payload(layout: Layout, device: str, fault: str | None, reference: Path) -> dict[str, Any]:
@@ -124,7 +128,17 @@ def _expected(layout: Layout, reference: Path, loss: float) -> tuple[Expected, D
     if config.model.tie_embeddings:
         squares["head.weight"] = 0.0  # the other name of the embedding
     witness = expected_witness(degrees) if layout.low_precision or mesh.tp > 1 else {}
-    return Expected(squares, loss, *_tolerances(layout, degrees), witness), degrees
+    coarse = degrees.reduce_dtype != "float32"  # gradients are clipped in the dtype that they are reduced in
+    expected = Expected(
+        squares,
+        loss,
+        *_tolerances(layout, degrees),
+        witness,
+        max_norm=config.training.max_norm,
+        clip_tolerance=1e-2 if coarse else 1e-5,
+        norm_type=config.training.norm_type,
+    )
+    return expected, degrees
 
 
 def _tolerances(layout: Layout, degrees: Degrees) -> tuple[float, float, float]:

@@ -24,6 +24,7 @@ class Verdict(NamedTuple):
         seconds: the layout took.
         problems: each thing that does not hold; empty where all does.
         cause: of the problems.
+        notes: what differs and may.
     """
 
     layout: str
@@ -35,6 +36,7 @@ class Verdict(NamedTuple):
     seconds: float
     problems: tuple[str, ...]
     cause: Cause | None
+    notes: tuple[str, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -58,6 +60,7 @@ def judge(
         seconds,
         problems,
         diagnose(evidence) if problems else None,
+        tuple(_notes(evidence)),
     )
 
 
@@ -65,7 +68,7 @@ def failed(layout: str, message: str, seconds: float) -> Verdict:
     """The verdict on a layout of which a rank failed."""
     nothing = math.nan
     return Verdict(
-        layout, nothing, nothing, False, ("", nothing), 0, seconds, (message,), Cause("rank-failed", message)
+        layout, nothing, nothing, False, ("", nothing), 0, seconds, (message,), Cause("rank-failed", "")
     )
 
 
@@ -97,10 +100,27 @@ def _problems(evidence: Evidence) -> list[str]:
         found = {fact["witness"][name] for fact in evidence.facts} - {right}
         if found:
             problems.append(f"witness {name}: {', '.join(map(str, sorted(found)))} instead of {right}")
-    changes = next((fact["offload"] for fact in evidence.facts if fact.get("offload")), None)
-    if changes:
+    if clipped := evidence.clipped_wrongly():
+        first = clipped[0]
+        where = f"{first.name} on rank {first.fact['rank']}"
+        problems.append(
+            f"{len(clipped)} gradient shards are clipped wrongly: {where} by {first.factor:.6g}, not {first.right:.6g}"
+        )
+    problems += evidence.misreported()
+    other = evidence.of_type()
+    if other is not None and not close(*other, 1e-6):
+        problems.append(f"norm of type {expected.norm_type:g}: {other[0]:.9g}, that of the ranks' gradients is {other[1]:.9g}")
+    changes = evidence.offload_changes()
+    if changes and evidence.offload_binds:
         problems.append(f"offload changes {', '.join(changes)}")
     return problems
+
+
+def _notes(evidence: Evidence) -> list[str]:
+    changes = evidence.offload_changes()
+    if evidence.offload_binds or not changes:
+        return []
+    return [f"offload changes {', '.join(changes)}, as it may on this device"]
 
 
 def _data(evidence: Evidence) -> list[str]:

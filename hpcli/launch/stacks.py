@@ -36,6 +36,9 @@ _COLLECTIVES = (
     ("wait_for_unshard", "all-gather"),
     ("wait_all_gather", "all-gather"),
     ("foreach_reduce", "reduce-scatter"),
+    # pipelining waits for the stage before or after
+    ("wait_batch_p2p", "send/receive of a pipeline stage"),
+    ("_assert_unsharded", "all-gather"),
     ("init_process_group", "the start of the process group"),
     ("new_group", "the start of a process group"),
     ("rendezvous", "the start of the process group"),

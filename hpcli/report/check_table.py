@@ -11,31 +11,39 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcli.report.formats import MISSING, count_text
+from hpcli.report.tables import WIDTH
 
 if TYPE_CHECKING:
     from hpcli.check.verdict import Verdict
     from hpcli.faults.fault import Fault
 
-LONGEST_PARAMETER = 22
+_COLUMNS = (
+    # title, right-aligned
+    ("layout", False),
+    ("norm", True),
+    ("off by", True),
+    ("ranks\nequal", False),
+    ("worst gradient", False),
+    ("off by", True),
+    ("coll.", True),
+    ("time", True),
+    ("", False),
+)
+_PARAMETER = 4  # the column that gives way
 
 
 def check_table(verdicts: Sequence[Verdict]) -> Table:
-    """One line a layout; at most 100 columns."""
-    table = _table()
-    for title, right in (
-        ("layout", False),
-        ("norm", True),
-        ("off by", True),
-        ("ranks\nequal", False),
-        ("worst gradient", False),
-        ("off by", True),
-        ("coll.", True),
-        ("time", True),
-        ("", False),
-    ):
+    """One line a layout; at most 100 columns: names of parameters are shortened to what the other columns leave."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False)
+    rows = [_cells(verdict) for verdict in verdicts]
+    titles = [max(title.split("\n"), key=len) for title, _ in _COLUMNS]
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    left = WIDTH - (sum(widths) - widths[_PARAMETER]) - (len(_COLUMNS) - 1)
+    for title, right in _COLUMNS:
         table.add_column(Text(title), justify="right" if right else "left", no_wrap=True, vertical="bottom")
-    for verdict in verdicts:
-        table.add_row(*map(Text, _cells(verdict)))
+    for row in rows:
+        row[_PARAMETER] = _ending(row[_PARAMETER], left)
+        table.add_row(*map(Text, row))
     return table
 
 
@@ -47,12 +55,17 @@ def _cells(verdict: Verdict) -> list[str]:
         f"{verdict.norm:.7g}" if ran else MISSING,
         f"{verdict.difference:.0e}" if ran else MISSING,
         ("yes" if verdict.equal else "NO") if ran else MISSING,
-        name if len(name) <= LONGEST_PARAMETER else f"..{name[-LONGEST_PARAMETER + 2 :]}",
+        name,
         f"{off:.0e}" if name else MISSING,
         str(verdict.collectives) if ran else MISSING,
         f"{verdict.seconds:.1f}s",
         "ok" if verdict.holds else "FAILED",
     ]
+
+
+def _ending(name: str, length: int) -> str:
+    """The end of a parameter's name, which tells more than its beginning."""
+    return name if len(name) <= length else f"..{name[2 - length :]}"
 
 
 def closing_lines(verdicts: Sequence[Verdict], ranks: int, seconds: float) -> list[str]:
@@ -69,6 +82,7 @@ def closing_lines(verdicts: Sequence[Verdict], ranks: int, seconds: float) -> li
         lines += [f"  - {problem}" for problem in verdict.problems]
         if verdict.cause is not None:
             lines.append(f"  cause: {verdict.cause}")
+    lines += [f"{verdict.layout}: {note}" for verdict in verdicts for note in verdict.notes]
     return lines
 
 
@@ -86,6 +100,7 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
         "seconds": verdict.seconds,
         "holds": verdict.holds,
         "problems": list(verdict.problems),
+        "notes": list(verdict.notes),
         "cause": verdict.cause.id if verdict.cause else None,
         "evidence": verdict.cause.evidence if verdict.cause else None,
     }
@@ -93,13 +108,9 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
 
 def fault_table(faults: Mapping[str, Fault]) -> Table:
     """What can be planted."""
-    table = _table()
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
     for title in ("fault", "what it is", "reported as"):
         table.add_column(Text(title), vertical="top", overflow="fold")
     for name, fault in faults.items():
         table.add_row(Text(name, no_wrap=True), Text(fault.title), Text(fault.source))
     return table
-
-
-def _table() -> Table:
-    return Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)

@@ -12,6 +12,7 @@ import pytest
 
 from hpcli.check.causes import CAUSES
 from hpcli.check.evidence import Degrees, Evidence, Expected, expected_witness
+from hpcli.check.powers import norm_of_pieces, power_norm
 from hpcli.check.verdict import judge
 from hpcli.faults.registry import faults
 
@@ -45,6 +46,7 @@ def fact(rank: int, norm: float, right: float, factor: float = 1.0, **changed: A
         "norm": struct.pack("<d", norm).hex(),
         "held": abs(held),
         "contributed": abs(held),
+        "clipped": {"w": held**2},
         "collectives": 1,
     } | changed
 
@@ -109,6 +111,7 @@ def test_classes_are_weighed_one_by_one():
     facts = [fact(0, 5.0, 3.0), fact(1, 5.0, 4.0)]
     for one in facts:
         one["parameters"].append(one["parameters"][0] | {"name": "e", "class": "expert"})
+        one["clipped"]["e"] = one["clipped"]["w"]
         one["classes"] = {"sharded": 5.0, "expert": math.sqrt(12.5)}
         one["norm"] = struct.pack("<d", math.sqrt(25.0 + 12.5)).hex()
     expected = EXPECTED._replace(squares={"w": 25.0, "e": 25.0})
@@ -125,6 +128,62 @@ def test_the_check_does_not_pass_where_nothing_is_proved():
     missing["parameters"][0]["missing"] = True
     assert cause([fact(0, 5.0, 3.0), missing]) == "gradient-missing"
     assert not verdict([fact(0, math.nan, 3.0), fact(1, math.nan, 4.0)]).holds
+
+
+def clipped(*factors: float) -> list[dict[str, Any]]:
+    """Two ranks with norm 5 and max_norm 0.5, whose shards 3 and 4 were multiplied by ``factors``."""
+    return [fact(0, 5.0, 3.0, clipped={"w": (3.0 * factors[0]) ** 2}), fact(1, 5.0, 4.0, clipped={"w": (4.0 * factors[1]) ** 2})]
+
+
+@pytest.mark.parametrize(
+    ("factors", "expected"),
+    [
+        ((1.0, 1.0), "not-clipped"),
+        ((0.01, 0.01), "clipped-twice"),
+        ((0.5 / 3, 0.5 / 4), "clipped-by-own-norm"),
+        ((0.1, 1.0), "clipped-in-part"),
+        ((0.3, 0.3), "clipped-wrongly"),
+    ],
+)
+def test_a_wrong_clip_after_a_right_norm_is_told_by_its_factor(factors, expected):
+    assert cause(clipped(*factors), EXPECTED._replace(max_norm=0.5)) == expected
+
+
+def test_a_clip_to_a_tenth_holds():
+    assert verdict(clipped(0.1, 0.1), EXPECTED._replace(max_norm=0.5)).holds
+
+
+def test_what_the_library_tells_of_its_ranks_must_be_what_they_hold():
+    assert cause([fact(0, 5.0, 3.0, held=5.0), fact(1, 5.0, 4.0, held=5.0)]) == "parts-misreported"
+    assert cause([fact(0, 5.0, 3.0, contributed=0.0), fact(1, 5.0, 4.0)]) == "parts-misreported"
+    # what a rank is said to hold is no evidence for a cause: this one returned the norm of what it does hold
+    assert cause([fact(0, 3.0, 3.0, held=5.0), fact(1, 4.0, 4.0, held=5.0)]) == "local-norm-returned"
+
+
+def test_another_norm_type_is_checked_on_the_gradients_as_they_are():
+    wanted = EXPECTED._replace(norm_type=math.inf)
+    facts = [fact(0, 5.0, 3.0, norm_of_type=4.0), fact(1, 5.0, 4.0, norm_of_type=4.0)]
+    for rank, one in enumerate(facts):
+        one["parameters"][0] |= {"piece": ["w", str(rank)], "power_norm": [3.0, 4.0][rank]}
+    assert verdict(facts, wanted).holds
+    facts[1]["norm_of_type"] = 3.0
+    assert cause(facts, wanted) == "norm-type-differs"
+
+
+@pytest.mark.parametrize(("p", "expected"), [(0, 3), (1, 6), (3, 36 ** (1 / 3)), (math.inf, 3), (-math.inf, 0)])
+def test_a_piece_that_two_ranks_hold_counts_once_in_any_norm(p, expected):
+    one, two = [1.0, 0.0, 2.0], [3.0]
+    pieces = [("w", "0", one), ("w", "3", two), ("w", "3", two)]
+    facts = [{"parameters": [{"piece": [name, at], "power_norm": power_norm(held, p)}]} for name, at, held in pieces]
+    assert norm_of_pieces(facts, p) == pytest.approx(expected)
+
+
+def test_offload_that_changes_bits_fails_where_arithmetic_is_the_same_and_is_told_elsewhere():
+    changed = {"offload": ["norm of step 2"]}
+    assert cause([fact(0, 5.0, 3.0, **changed), fact(1, 5.0, 4.0, **changed)]) == "offload-changes-bits"
+    changed["offload_binds"] = False
+    told = verdict([fact(0, 5.0, 3.0, **changed), fact(1, 5.0, 4.0, **changed)])
+    assert (told.holds, told.notes) == (True, ("offload changes norm of step 2, as it may on this device",))
 
 
 def test_a_shard_of_another_shape_is_wrong():

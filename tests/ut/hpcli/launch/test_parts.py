@@ -107,6 +107,7 @@ def test_relay_gives_back_what_was_not_shown() -> None:
         ("distributed_c10d.py", "all_reduce", "all-reduce"),
         ("distributed_c10d.py", "monitored_barrier", "barrier"),
         ("fsdp/_fully_shard/_fsdp_param_group.py", "wait_for_unshard", "all-gather"),
+        ("pipelining/schedules.py", "_wait_batch_p2p", "send/receive of a pipeline stage"),
         ("distributed_c10d.py", "init_process_group", "the start of the process group"),
         ("fsdp/_fully_shard/_fsdp_state.py", "_pre_forward", None),
     ],
