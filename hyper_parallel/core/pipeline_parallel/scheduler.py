@@ -75,6 +75,7 @@ class PipelineScheduler:
             Kind.RECV_GRADIENT: self._exec_receive,
             Kind.REDUCE_GRAD: self._exec_fsdp_reduce_grad,
         }
+        self._inputs: Sequence[Any] = ()
         self._forget()
 
     def run(self, micro_batches: Sequence[Any]) -> list[Any]:
@@ -154,7 +155,7 @@ class PipelineScheduler:
 
     def _forget(self) -> None:
         """Drop what belongs to one training step, also after an error."""
-        self._inputs: Sequence[Any] = ()
+        self._inputs = ()
         self._local: dict[tuple[Kind, int, int], Any] = {}
         self._leaving: dict[tuple[Kind, int, int], Any] = {}
         self._arriving: dict[tuple[Kind, int, int], Pending] = {}

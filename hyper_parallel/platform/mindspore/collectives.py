@@ -21,12 +21,12 @@ class Group(NamedTuple):
 
     Attributes:
         ranks: global, ascending.
-        index: this rank's place among them.
+        position: this rank's place among them.
         handle: the process group; None where this rank is alone.
     """
 
     ranks: tuple[int, ...]
-    index: int
+    position: int
     handle: Any
 
     @property
@@ -129,7 +129,7 @@ def all_gather(buffer: ms.Tensor, group: Group) -> Pending:
 
 
 def reduce_scatter(output: ms.Tensor, slot: Slot, rows: ms.Tensor, group: Group) -> Pending:
-    """Add up the ranks' ``rows``; each gets the sum of the row of its own index into ``slot`` of the flat ``output``.
+    """Add up the ranks' ``rows``; each gets the sum of the row of its own position into ``slot`` of the flat ``output``.
 
     Args:
         rows: (group size times slot length) elements, of ``output``'s dtype.
@@ -160,28 +160,35 @@ def all_to_all(
     return Pending(work, result, (target, source))
 
 
-def broadcast(buffer: ms.Tensor, group: Group, index: int = 0) -> Pending:
-    """Replace ``buffer`` by that of the rank of ``index`` in the group."""
+def broadcast(buffer: ms.Tensor, group: Group, position: int = 0) -> Pending:
+    """Replace ``buffer`` by that of the rank at ``position`` in the group."""
     if group.handle is None or not buffer.size:
         return Pending(None, buffer)
     flat = _flat(buffer)
-    work = _distributed().broadcast(flat, src=group.ranks[index], group=group.handle, async_op=True)
+    work = _distributed().broadcast(flat, src=group.ranks[position], group=group.handle, async_op=True)
     return Pending(work, buffer, (flat,))
 
 
-def send(tensor: ms.Tensor, group: Group, index: int, tag: int = 0) -> Pending:
-    """Start sending to the rank of ``index`` in the group."""
+def send(tensor: ms.Tensor, group: Group, position: int, tag: int = 0) -> Pending:
+    """Start sending to the rank at ``position`` in the group."""
     flat = _flat(tensor)
-    work = _distributed().isend(flat, group.ranks[index], group=group.handle, tag=tag)
+    work = _distributed().isend(flat, group.ranks[position], group=group.handle, tag=tag)
     return Pending(work, None, (flat, tensor))
 
 
-def receive(shape: Sequence[int], dtype: object, group: Group, index: int, tag: int = 0) -> Pending:
-    """Start receiving a tensor from the rank of ``index`` in the group."""
+def receive(shape: Sequence[int], dtype: object, group: Group, position: int, tag: int = 0) -> Pending:
+    """Start receiving a tensor from the rank at ``position`` in the group."""
     result = empty(shape, dtype)
     flat = _flat(result)
-    work = _distributed().irecv(flat, group.ranks[index], group=group.handle, tag=tag)
+    work = _distributed().irecv(flat, group.ranks[position], group=group.handle, tag=tag)
     return Pending(work, result, (flat,))
+
+
+def receive_integers(count: int, group: Group, position: int, tag: int = 0) -> list[int]:
+    """Wait for ``count`` int32 from the rank at ``position`` in the group."""
+    result = ms.mint.zeros((count,), dtype=ms.int32)
+    _distributed().irecv(_flat(result), group.ranks[position], group=group.handle, tag=tag).wait()
+    return result.asnumpy().tolist()
 
 
 def gather_numbers(numbers: Sequence[float], group: Group) -> list[list[float]]:

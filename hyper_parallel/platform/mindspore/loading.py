@@ -8,7 +8,7 @@ from types import ModuleType
 INSTALL = "pip install 'hyper-parallel[mindspore]'"
 
 
-class MindSporeMissingError(RuntimeError):
+class MindSporeMissingError(ImportError):
     """MindSpore, or something that it needs, is not there. The message says what to do."""
 
 

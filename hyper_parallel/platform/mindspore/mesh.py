@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import mindspore as ms
+
 from hyper_parallel.core.mesh import AXES, ParallelMesh
 from hyper_parallel.platform.mindspore import collectives
 from hyper_parallel.platform.mindspore.collectives import Group
-from hyper_parallel.platform.mindspore.loading import load_mindspore
 
 DEVICES = {"cpu": "CPU", "npu": "Ascend"}
 
@@ -26,12 +27,10 @@ def init_process_group(
 
     Raises:
         ValueError: an unknown device.
-        MindSporeMissingError: MindSpore is not installed, or beside NumPy 2.
         RuntimeError: the ranks cannot meet.
     """
     if device not in DEVICES:
         raise ValueError(f"unknown device {device!r} for MindSpore; known: {', '.join(DEVICES)}")
-    ms = load_mindspore()
     ms.set_device(DEVICES[device])
     if device == "cpu":
         import torch

@@ -18,6 +18,7 @@ from mindspore.utils.dlpack import to_dlpack
 
 from hyper_parallel.core.flat_buffer import Slot
 from hyper_parallel.core.precision import dtype_name
+from hyper_parallel.core.sharding import piece
 
 
 def on_host() -> bool:
@@ -26,8 +27,8 @@ def on_host() -> bool:
 
 
 def framework_dtype(name: object) -> Any:
-    """MindSpore's dtype of a framework-free name."""
-    return getattr(ms, dtype_name(name))
+    """MindSpore's dtype of a framework-free name; a dtype of its own as it is."""
+    return getattr(ms, dtype_name(name)) if isinstance(name, str) else name
 
 
 def writable(tensor: ms.Tensor) -> Any:
@@ -95,35 +96,27 @@ def write_whole(rows: Any, slot: Slot, whole: ms.Tensor, dim: int) -> None:
         rows: writable, (ranks, row length).
         slot: where in a row; long enough for the largest piece. What a piece does not fill becomes zero.
     """
-    source = writable(whole)
-    if dim:
-        source = source.transpose(0, dim)
-    _across(rows, slot, source, write=True)
+    _across(rows, slot, writable(whole), dim, write=True)
 
 
 def read_whole(rows: Any, slot: Slot, shape: Sequence[int], dim: int, dtype: object) -> ms.Tensor:
     """The inverse of :func:`write_whole`: the tensor of ``shape`` whose pieces lie in ``rows``, as a new tensor."""
     made = empty(shape, dtype)
-    target = writable(made)
-    if dim:
-        target = target.transpose(0, dim)
-    _across(rows, slot, target, write=False)
+    if prod(shape):
+        _across(rows, slot, writable(made), dim, write=False)
     return made
 
 
-def _across(rows: Any, slot: Slot, whole: Any, *, write: bool) -> None:
-    """Copy between ``whole``, cut along its first dimension, and the slot in each row."""
-    ranks = rows.shape[0]
-    size = whole.shape[0]
-    chunk = -(-size // ranks)
-    inner = prod(whole.shape[1:])
+def _across(rows: Any, slot: Slot, whole: Any, dim: int, *, write: bool) -> None:
+    """Copy between ``whole``, cut along ``dim``, and the slot in each row."""
+    ranks, size = rows.shape[0], whole.shape[dim]
     for rank in range(ranks):
-        start = min(rank * chunk, size)
-        length = min(chunk, size - start)
+        start, length = piece(size, ranks, rank)
         target = rows[rank].narrow(0, slot.offset, slot.length)
-        if length * inner:
-            piece = whole.narrow(0, start, length)
-            part = target.narrow(0, 0, length * inner).view(piece.shape)
-            part.copy_(piece) if write else piece.copy_(part)
-        if write and length * inner < slot.length:
-            target.narrow(0, length * inner, slot.length - length * inner).zero_()
+        part = whole.narrow(dim, start, length)
+        filled = prod(part.shape)
+        if filled:
+            inside = target.narrow(0, 0, filled).view(part.shape)
+            inside.copy_(part) if write else part.copy_(inside)
+        if write and filled < slot.length:
+            target.narrow(0, filled, slot.length - filled).zero_()
