@@ -1,4 +1,5 @@
-"""Norm and clip of FSDP2 gradients on two ranks: what they cost beside the least possible and beside torch's.
+"""Norm and clip of FSDP2 gradients on two ranks: what they cost beside the least possible and beside torch's. And, on four ranks, of
+parameters on several mesh axes and meshes, beside what is written by hand with torch's functions.
 
 Processor time, minima over many alternating calls: on a busy machine the only figure that says something. The floor is
 one pass that reads a flat buffer of the same size, one that reads and writes it, and one gather.
@@ -13,6 +14,8 @@ from bench.results import Result, progress, seconds
 from hpcli.launch import RankServer
 
 RANKS = 2
+MESH_RANKS = 4
+MESH_REPETITIONS = 30
 CASES = (
     # name, parameters, shape of each, repetitions of ours, of torch's
     ("1,000 of 64x64", 1000, (64, 64), 60, 15),
@@ -37,9 +40,14 @@ def measure() -> list[Result]:
     with RankServer() as server:
         payload = {"cases": CASES}
         server.run("bench.norm_ranks:run", payload, RANKS, timeout_seconds=300, on_event=on_event)
+        meshes = {"repetitions": MESH_REPETITIONS}
+        server.run("bench.norm_mesh_ranks:run", meshes, MESH_RANKS, timeout_seconds=300, on_event=on_event)
     results = []
     for case, *_ in sorted(CASES, key=lambda row: row[1] * row[2][0] * row[2][1]):
-        results += _results(case, minima[case])
+        results += _results(case, minima.pop(case))
+    for case, least in minima.items():
+        ratio = least["by_hand"] / least["ours"]
+        results.append(Result("norm", case, seconds(least["ours"]), f"by mesh {seconds(least['by_hand'])}", ratio, "x", 3.0))
     return results
 
 

@@ -37,8 +37,11 @@ class Matrices(nn.Module):
 class Gradients:
     """Parameters whose gradients every call scales by SHRINK: the bound follows the norm down."""
 
-    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor], norm: float | None = None) -> None:
         self.parameters = parameters
+        if norm is not None:
+            self.norm = norm
+            return
         parts = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in parameters]
         total = torch.stack([part.double().square().sum() for part in parts if part is not None]).sum()
         if isinstance(parameters[0], DTensor):
@@ -73,9 +76,9 @@ def run(context: RankContext, payload: dict[str, Any]) -> None:
 
 def _case(parameters: list[torch.Tensor], ours: int, theirs: int, *, first: bool) -> dict[str, float]:
     gradients = Gradients(parameters)
-    measured = {"ours_first": _least(gradients.clipped_by(clip_grad_norm_), 1)}
+    measured = {"ours_first": least_time(gradients.clipped_by(clip_grad_norm_), 1)}
     if first:
-        measured["torch_first"] = _least(gradients.clipped_by(torch.nn.utils.clip_grad_norm_), 1)
+        measured["torch_first"] = least_time(gradients.clipped_by(torch.nn.utils.clip_grad_norm_), 1)
     _alternate(measured, gradients, "", ours, theirs)
     if first:
         for parameter in parameters:  # each gradient in a storage of its own
@@ -99,7 +102,7 @@ def _alternate(measured: dict[str, float], gradients: Gradients, kind: str, ours
         call()
     for _ in range(ROUNDS):
         for name, call, repetitions in calls:
-            measured[name] = min(_least(call, repetitions // ROUNDS + 1), measured.get(name, math.inf))
+            measured[name] = min(least_time(call, repetitions // ROUNDS + 1), measured.get(name, math.inf))
 
 
 class _Floor:
@@ -117,7 +120,7 @@ class _Floor:
         self.flat.mul_(self.scale)
 
 
-def _least(call: Callable[[], None], repetitions: int) -> float:
+def least_time(call: Callable[[], None], repetitions: int) -> float:
     """The least processor time that the calling thread spends on a call, in seconds; all ranks begin each one together. (The
     threads with which gloo moves data are left out: they work as much for the floor and for torch.)"""
     least = math.inf

@@ -54,15 +54,15 @@ def write_reference(config: Config, data_parallel: int, path: Path) -> float:
         (
             batch,
             {
-                "right": 1 / valid,
-                "last_micro_batch": 1 / valid if batch is share[-1] else 0.0,
-                "mean_of_means": 1 / (max(1, _valid(batch)) * len(parts)),
+                "right": 1.0,
+                "last_micro_batch": float(batch is share[-1]),
+                "mean_of_means": valid / (max(1, _valid(batch)) * len(parts)),
             },
         )
         for share in split
         for batch in share
     ]
-    variants, loss = _in_float64(config, weighted)
+    variants, loss = _in_float64(config, weighted, valid)
     if config.training.compute_dtype != "float32":
         variants["right"], loss = _replayed(config, split, valid)
     arrays: dict[str, Any] = {
@@ -95,15 +95,17 @@ def _valid(batch: Batch) -> int:
     return int((batch.labels != IGNORED).sum())
 
 
-def _in_float64(config: Config, work: Sequence[tuple[Batch, Weights]]) -> tuple[dict[str, Gradients], float]:
+def _in_float64(
+    config: Config, work: Sequence[tuple[Batch, Weights]], valid: int
+) -> tuple[dict[str, Gradients], float]:
     """For each variant the weighted sum of the sequences' gradients: each is computed in float32, once, by itself, and added up
-    in float64. The loss is that of "right"."""
+    in float64. The loss is divided by ``valid`` before backward, as in a run, which rounds there."""
     model = build_model(config.model, config.training.seed)
     sums: dict[str, Gradients] = {variant: {} for variant in VARIANTS}
     loss = 0.0
     for batch, weights in work:
         for sequence in batch.split(1):
-            loss += _backward(model, sequence, 1) * weights["right"]
+            loss += _backward(model, sequence, valid)
             for name, gradient in _taken(model):
                 wide = gradient.double()
                 for variant, gradients in sums.items():

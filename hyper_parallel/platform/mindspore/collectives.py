@@ -54,11 +54,12 @@ class Pending:
 def start(
     *, init_method: str | None, rank: int, world_size: int, timeout_seconds: float | None
 ) -> None:
-    """Start the default process group."""
+    """Start the default process group; every other one gets its time limit."""
+    global _timeout
     if on_host():
         import torch.distributed as dist
 
-        timeout = None if timeout_seconds is None else timedelta(seconds=timeout_seconds)
+        timeout = _timeout = None if timeout_seconds is None else timedelta(seconds=timeout_seconds)
         dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world_size, timeout=timeout)
     else:
         ms.mint.distributed.init_process_group("hccl", init_method=init_method, rank=rank, world_size=world_size)
@@ -94,12 +95,21 @@ def make_group(partition: Sequence[tuple[int, ...]]) -> Group:
     mine: Group | None = None
     here = rank()
     for ranks in partition:
-        handle = _distributed().new_group(list(ranks)) if len(ranks) > 1 else None
+        handle = _new_group(list(ranks)) if len(ranks) > 1 else None
         if here in ranks:
             mine = Group(tuple(ranks), ranks.index(here), handle)
     if mine is None:
         raise ValueError(f"rank {here} is in none of the groups {list(partition)}")
     return mine
+
+
+def _new_group(ranks: list[int]) -> Any:
+    if on_host():
+        return _distributed().new_group(ranks, timeout=_timeout)
+    return _distributed().new_group(ranks)
+
+
+_timeout: timedelta | None = None
 
 
 def barrier() -> None:

@@ -44,35 +44,67 @@ def init_process_group(
 def forget_groups() -> None:
     """Drop the groups of an earlier process group."""
     _groups.clear()
+    _prepared.clear()
 
 
 _groups: dict[tuple[tuple[int, ...], ...], tuple[Group, object]] = {}
+_prepared: dict[ParallelMesh, object] = {}
+_IN_USE = (
+    ("dp_shard",),
+    ("dp_replicate",),
+    ("tp",),
+    ("dp_replicate", "tp"),
+    ("dp_replicate", "dp_shard", "tp"),
+    ("pp",),
+    AXES,
+)
 
 
 def group(mesh: ParallelMesh, *axes: str) -> Group:
-    """The ranks that differ from this one on ``axes`` alone; made once per process group. Collective on its first call."""
+    """The ranks that differ from this one on ``axes`` alone; made once per process group.
+
+    Collective on the first call for a mesh: the groups that this package uses are then made, all in one order, since stages of a
+    pipeline need them in different orders or not at all. Other combinations of axes are made, collectively, when first asked for.
+    """
+    _prepare(mesh)
     return _made_once(mesh.groups(*axes))
 
 
 def expert_shard_group(mesh: ParallelMesh) -> Group:
-    """The ranks that shard one expert: ``dp_shard`` is cut into ``dpm`` of them times ``ep``. Collective on its first call."""
-    return _made_once([ranks[start :: mesh.ep] for ranks in mesh.groups("dp_shard") for start in range(mesh.ep)])
+    """The ranks that shard one expert: ``dp_shard`` is cut into ``dpm`` of them times ``ep``. Collective as :func:`group`."""
+    _prepare(mesh)
+    return _made_once(_expert_shards(mesh))
+
+
+def _expert_shards(mesh: ParallelMesh) -> list[tuple[int, ...]]:
+    return [ranks[start :: mesh.ep] for ranks in mesh.groups("dp_shard") for start in range(mesh.ep)]
 
 
 def expert_group(mesh: ParallelMesh) -> Group:
-    """The ranks over which experts are spread: consecutive ones of ``dp_shard``. Collective on its first call."""
-    return _made_once(
-        [
-            ranks[start : start + mesh.ep]
-            for ranks in mesh.groups("dp_shard")
-            for start in range(0, mesh.dp_shard, mesh.ep)
-        ]
-    )
+    """The ranks over which experts are spread: consecutive ones of ``dp_shard``. Collective as :func:`group`."""
+    _prepare(mesh)
+    return _made_once(_expert_owners(mesh))
+
+
+def _expert_owners(mesh: ParallelMesh) -> list[tuple[int, ...]]:
+    return [
+        ranks[start : start + mesh.ep] for ranks in mesh.groups("dp_shard") for start in range(0, mesh.dp_shard, mesh.ep)
+    ]
 
 
 def whole_group(mesh: ParallelMesh) -> Group:
     """All ranks of the mesh."""
     return group(mesh, *AXES)
+
+
+def _prepare(mesh: ParallelMesh) -> None:
+    if _prepared.get(mesh) is collectives.world():
+        return
+    _prepared[mesh] = collectives.world()
+    for axes in _IN_USE:
+        _made_once(mesh.groups(*axes))
+    for partition in (_expert_shards(mesh), _expert_owners(mesh)):
+        _made_once(partition)
 
 
 def _made_once(partition: list[tuple[int, ...]]) -> Group:

@@ -204,6 +204,30 @@ def ScheduleInterleaved1F1B(stages: Any, n_microbatches: int, loss_fn: Loss | No
     return Schedule("interleaved_1f1b", stages, n_microbatches, loss_fn)
 
 
+def ScheduleInterleavedZeroBubble(stages: Any, n_microbatches: int, loss_fn: Loss | None = None) -> Schedule:
+    """
+    Raises:
+        ValueError: always; it is torch's alone.
+    """
+    return Schedule("interleaved_zero_bubble", stages, n_microbatches, loss_fn)
+
+
+def ScheduleZBVZeroBubble(stages: Any, n_microbatches: int, loss_fn: Loss | None = None) -> Schedule:
+    """
+    Raises:
+        ValueError: always; it is torch's alone.
+    """
+    return Schedule("zbv", stages, n_microbatches, loss_fn)
+
+
+def ScheduleDualPipeV(stages: Any, n_microbatches: int, loss_fn: Loss | None = None) -> Schedule:
+    """
+    Raises:
+        ValueError: always; it is torch's alone.
+    """
+    return Schedule("dualpipev", stages, n_microbatches, loss_fn)
+
+
 def _split(tensor: ms.Tensor, count: int) -> list[ms.Tensor]:
     size = tensor.shape[0]
     if size % count:

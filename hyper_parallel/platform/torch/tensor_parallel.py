@@ -81,12 +81,8 @@ def _distribute(model: nn.Module, tp: DeviceMesh, plan: ParallelPlan) -> None:
             if id(parameter) not in known:  # tied parameters stay tied
                 dim = plan.tensor_dim(full_name)
                 placement: Placement = Replicate() if dim is None else Shard(dim)
-                # each rank takes its part of what all of them hold: nothing is sent
+                # each rank copies its part of what all of them hold: nothing is sent, and the whole is let go
                 cut = distribute_tensor(parameter.data, tp, [placement], src_data_rank=None)
-                if dim is not None:  # not a view that keeps the whole alive
-                    cut = DTensor.from_local(
-                        cut.to_local().clone(), tp, [placement], run_check=False, shape=cut.shape, stride=cut.stride()
-                    )
                 known[id(parameter)] = nn.Parameter(cut, requires_grad=parameter.requires_grad)
             module._parameters[name] = known[id(parameter)]
 

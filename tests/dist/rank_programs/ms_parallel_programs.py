@@ -198,7 +198,6 @@ def language_model(
     from hyper_parallel.platform.mindspore.fully_shard import param_group, states_of
     from hyper_parallel.platform.mindspore.layout import zero_grad
     from hyper_parallel.platform.mindspore.mesh import group
-    from hyper_parallel.platform.mindspore.pipeline import PipelineStage, Schedule
 
     layout = ParallelMesh(**mesh)
     rank = collectives.rank()
@@ -217,11 +216,13 @@ def language_model(
     for index in stages_of_rank(schedule, layout.pp, interleave, position["pp"]):
         model = _language_model(range(each * index, each * (index + 1)), index == 0, index == stage_count - 1, experts)
         hyper_parallel.parallelize(model, layout, plan, policy, offload, **options)
-        stages.append(PipelineStage(model, index, stage_count, mesh=layout))
+        stages.append(hyper_parallel.PipelineStage(model, index, stage_count, mesh=layout))
     ids, targets = _tokens(size)
     share = layout.data_parallel_rank(rank)
     mine = [ms.Tensor(np.split(values, layout.data_parallel_size)[share]) for values in (ids, targets)]
-    runner = Schedule(schedule, stages, micro_batches, _loss(group(layout, "tp"), int((targets != -100).sum())))
+    make = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved_1f1b": "ScheduleInterleaved1F1B"}[schedule]
+    loss = _loss(group(layout, "tp"), int((targets != -100).sum()))
+    runner = getattr(hyper_parallel, make)(stages, micro_batches, loss)
     modules = [stage.module for stage in stages]
     for _ in range(steps):
         for module in modules:

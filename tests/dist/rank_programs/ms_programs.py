@@ -178,6 +178,7 @@ def sharded_gradients(
     units: str = "nested",
     micro_batches: int = 1,
     steps: int = 1,
+    value_and_grad: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
     """Gradients of the sharded model on this rank's share of the batch against those of a whole one on the whole batch."""
@@ -211,6 +212,10 @@ def sharded_gradients(
         zero_grad(model)
         for index, part in enumerate(np.split(share, micro_batches)):
             set_requires_gradient_sync(model, index == micro_batches - 1)
+            if value_and_grad:
+                _, returned = ms.value_and_grad(lambda x: _loss(model(x)), None, shards)(ms.Tensor(part))
+                assert all(np.array_equal(g.asnumpy(), p.grad.asnumpy()) for g, p in zip(returned, shards, strict=True))
+                continue
             with autograd.recording():
                 loss = _loss(model(ms.Tensor(part)))
             autograd.backward(loss, None, shards)

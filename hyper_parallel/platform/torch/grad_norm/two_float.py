@@ -14,12 +14,13 @@ import torch
 
 _SPLIT = 4097.0  # 2^12 + 1: cuts 24 bits into halves of 12
 _EXPONENT = 0x7F800000  # the bits of a float32's exponent
-_WITHOUT_FLOAT64 = ("npu", "mps")
+WITHOUT_FLOAT64 = {"npu", "mps"}
+"""Device types; a test adds the CPU."""
 
 
 def supports_float64(device: torch.device) -> bool:
     """Whether ``device`` computes in float64: the one place that decides it."""
-    return device.type not in _WITHOUT_FLOAT64
+    return device.type not in WITHOUT_FLOAT64
 
 
 def norm(flat: torch.Tensor, p: float) -> float:

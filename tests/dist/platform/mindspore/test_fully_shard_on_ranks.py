@@ -26,6 +26,7 @@ CASES = [
     {"units": "several"},
     {"units": "one"},
     {"kind": "odd"},
+    {"kind": "odd", "value_and_grad": True},
     {"kind": "odd", "reshard_after_forward": False, "comm_fusion": True},
     {"kind": "odd", "units": "several", "offload": True},
     {"kind": "odd", "mesh": HSDP},
