@@ -29,7 +29,7 @@ TIMEOUT_SECONDS = 60.0
 def check_norm(
     resolved: ResolvedConfig | None, *, ranks: int, names: Sequence[str], device: str, inject: str | None, json: bool
 ) -> int:
-    """Check the layouts and print the table; the exit code: 0 all hold, 1 something does not.
+    """Check the layouts and print the table; the exit code: 0 all hold, 1 something does not or a fault was planted.
 
     Raises:
         ConfigError: an unknown layout or fault, or no layout is left.
@@ -55,7 +55,7 @@ def check_norm(
         console.print(check_table(verdicts))
         for line in ["", *closing_lines(verdicts, ranks, seconds), *_injected(verdicts, inject, fault)]:
             print(line)
-    return 0 if all_hold(verdicts) else 1
+    return 0 if all_hold(verdicts) and fault is None else 1  # a planted fault that no check has seen is the worst failure
 
 
 def list_faults(*, json: bool) -> None:
@@ -76,10 +76,11 @@ def _layouts(
         return [from_config(resolved)]
     known = {layout.name: layout for layout in matrix(ranks, device)}
     if not names and fault is not None:
-        names = [fault.layout.format(ranks=ranks, half=ranks // 2)]
+        carrier = fault.layout.format(ranks=ranks, half=ranks // 2)
+        if carrier not in known:
+            raise ConfigError([Problem("--inject", None, None, "", _no_carrier(carrier, ranks))])
+        names = [carrier]
     unknown = [name for name in names if name not in known]
-    if unknown and fault is not None and names == unknown:
-        raise ConfigError([Problem("--inject", None, None, "", _no_carrier(unknown[0], ranks))])
     if unknown:
         raise ConfigError([Problem("--layout", None, None, "", _unknown(name, list(known), "layout")) for name in unknown])
     return [layout for name, layout in known.items() if not names or name in names]
@@ -94,7 +95,7 @@ def _known_fault(name: str) -> Fault:
 
 def _unknown(name: str, known: Sequence[str], kind: str) -> str:
     close = get_close_matches(name, known, 1)
-    guess = f"; did you mean {close[0]}?" if close else ""
+    guess = f"; did you mean {close[0]}?" if close else "."
     return f"there is no {kind} {name!r}{guess} There are: {', '.join(known)}"
 
 
@@ -125,7 +126,7 @@ def _named(verdicts: Sequence[Verdict], fault: Fault) -> bool:
 def _injected(verdicts: Sequence[Verdict], inject: str | None, fault: Fault | None) -> list[str]:
     if fault is None:
         return []
-    told = "named" if _named(verdicts, fault) else "NOT NAMED"
+    told = "named" if _named(verdicts, fault) else "NOT NAMED: the check does not see this fault here"
     return ["", f"injected {inject} ({fault.title}; {fault.source}): {told}"]
 
 

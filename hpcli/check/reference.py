@@ -39,6 +39,9 @@ def run(context: RankContext, payload: dict[str, Any]) -> None:
             config = Config.model_validate(layout["config"])
             try:
                 loss = write_reference(config, layout["data_parallel"], Path(payload["folder"]) / f"{number}.npz")
+            except OSError as error:
+                told = f"cannot write to {payload['folder']}: {error.strerror or error}; TMPDIR names another place for it"
+                context.emit({"layout": number, "error": told})
             except Exception as error:  # noqa: BLE001 (it fails this layout, and the others go on)
                 context.emit({"layout": number, "error": f"{type(error).__name__}: {error}"})
             else:

@@ -18,7 +18,7 @@ from hyper_parallel import clip_grad_norm_, finish_gradients, get_total_norm, gr
 class Collectives:
     """Counts the collectives between entry and exit."""
 
-    def __enter__(self) -> Collectives:
+    def __enter__(self) -> Collectives:  # noqa: PYI034
         self.names: list[str] = []
         self.kept = {name: getattr(dist, name) for name in ("all_reduce", "all_gather_single", "all_gather_object")}
         for name, function in self.kept.items():
