@@ -49,7 +49,11 @@ class Router(Linear):
 
 class MixtureOfExperts(nn.Module):
     """Each token goes to the ``experts_per_token`` experts of the largest softmax scores, which are scaled to add up to 1
-    (Shazeer et al., 2017; the scaling as in Mixtral), and to the shared experts. There is no auxiliary loss."""
+    (Shazeer et al., 2017; the scaling as in Mixtral), and to the shared experts. There is no auxiliary loss.
+
+    The score of one expert alone is not scaled (as in Fedus et al., "Switch Transformers", 2021): it would always be 1, and the
+    router would have no gradient.
+    """
 
     def __init__(self, model: ModelSection) -> None:
         super().__init__()
@@ -63,7 +67,8 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         x_ND = x_BTD.flatten(0, -2)
         weight_NK, expert_NK = self.router(x_ND).topk(self.experts_per_token, dim=-1)
-        weight_NK = weight_NK / weight_NK.sum(-1, keepdim=True)
+        if self.experts_per_token > 1:
+            weight_NK = weight_NK / weight_NK.sum(-1, keepdim=True)
         out_NKD = self.experts(x_ND, expert_NK).unflatten(0, expert_NK.shape)
         out_ND = (out_NKD * weight_NK.to(out_NKD.dtype).unsqueeze(-1)).sum(1)
         if self.shared is not None:

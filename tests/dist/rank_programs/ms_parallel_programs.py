@@ -203,7 +203,7 @@ def language_model(
     rank = collectives.rank()
     position = layout.coordinates(rank)
     stage_count = layout.pp * interleave
-    each = 2 if interleave == 1 else 1
+    each = 2 if interleave == 1 and not bfloat16 else 1
     layers = each * stage_count
     size = layout.data_parallel_size * micro_batches * 2
     wanted, wanted_loss = _reference(layers, size, experts)

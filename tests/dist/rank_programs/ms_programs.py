@@ -356,3 +356,52 @@ def reported_fault(comm_fusion: bool = False) -> dict[str, str]:
             trace = trace.tb_next
         return {"message": str(error), "frames": frames}
     return {"message": "", "frames": []}
+
+
+def trained(steps: int, offload: bool, mesh: dict[str, int]) -> dict[str, Any]:
+    """Losses of some AdamW steps with clipping, of the sharded model and of the whole one, and the parameters after them."""
+    import math
+
+    import mindspore as ms
+
+    import hyper_parallel
+    from hyper_parallel.core.mesh import ParallelMesh
+    from hyper_parallel.core.precision import OffloadPolicy
+    from hyper_parallel.core.sharding import piece
+    from hyper_parallel.platform.mindspore import autograd, collectives
+    from hyper_parallel.platform.mindspore.fully_shard import fully_shard
+    from hyper_parallel.platform.mindspore.layout import zero_grad
+    from hyper_parallel.platform.mindspore.optimizer import AdamW
+
+    layout = ParallelMesh(**mesh)
+    batch = _batch(4 * layout.data_parallel_size)
+
+    def run(model: Any, part: Any, scope: Any) -> tuple[list[float], Any]:
+        optimizer = AdamW(model.get_parameters(), lr=0.01)
+        losses = []
+        for _ in range(steps):
+            zero_grad(model)
+            with autograd.recording():
+                loss = _loss(model(ms.Tensor(part)))
+            found = autograd.backward(loss, None, optimizer.parameters)
+            if scope is None:
+                for parameter, gradient in zip(optimizer.parameters, found, strict=True):
+                    parameter.grad = gradient.contiguous()
+            assert math.isfinite(float(hyper_parallel.clip_grad_norm_(model, 1.0, mesh=scope)))
+            optimizer.step()
+            losses.append(float(loss))
+        return losses, {p.name: np.atleast_1d(p.asnumpy()) for p in model.get_parameters()}
+
+    whole_losses, wanted = run(_model("odd"), batch, None)
+    model = _model("odd")
+    for part in (model.first, model.second, model):
+        fully_shard(part, mesh=layout, offload_policy=OffloadPolicy() if offload else None)
+    share = np.split(batch, layout.data_parallel_size)[layout.data_parallel_rank(collectives.rank())]
+    losses, found = run(model, share, layout)
+    world = collectives.make_group([tuple(range(collectives.world_size()))])
+    sums = [sum(column) for column in zip(*collectives.gather_numbers(losses, world), strict=True)]
+    worst = 0.0
+    for name, whole in wanted.items():
+        start, length = piece(whole.shape[0], layout.dp_shard, layout.coordinates(collectives.rank())["dp_shard"])
+        worst = max(worst, float(np.abs(found[name] - whole[start : start + length]).max(initial=0)))
+    return {"losses": sums, "whole": whole_losses, "worst": worst}

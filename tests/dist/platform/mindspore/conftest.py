@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 PROGRAMS = Path(__file__).parents[2] / "rank_programs"
-TIMEOUT_SECONDS = 60.0
+TIMEOUT_SECONDS = 120.0
 PRELOADED = [
     "torch",
     "torch.distributed",

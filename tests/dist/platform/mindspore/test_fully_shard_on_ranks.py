@@ -84,3 +84,11 @@ def test_the_reported_fault_gives_the_reported_error_where_it_was_reported(on_ra
         assert told["message"] == "output_buffer dtype mismatch: expected BFloat16, got Float32"
         path = ["post_backward", "_issue_reduce_scatter_for_current_module", "reduce_scatter_grad"]
         assert [name for name in told["frames"] if name in path] == path
+
+
+@pytest.mark.parametrize("offload", [False, True], ids=["on the device", "offloaded"])
+def test_training_takes_the_steps_of_the_whole_model(on_ranks, offload):
+    for told in on_ranks("ms_programs:trained", 4, steps=4, offload=offload, mesh=HSDP):
+        assert told["losses"] == pytest.approx(told["whole"], rel=1e-5)
+        assert told["losses"][-1] < told["losses"][0]
+        assert told["worst"] < 1e-5
