@@ -1,7 +1,7 @@
 """What each of four ranks does to measure norm and clip of parameters on several mesh axes and on several meshes.
 
-Beside it stands what users of torchtitan write today: one ``get_total_norm`` per mesh, each reduced on its own, combined by hand,
-reduced over the pipeline's ranks, and one ``clip_grads_with_norm_`` per mesh.
+Beside it stands what users of torchtitan write today: one ``get_total_norm`` per mesh, each reduced on its own, combined by hand, and
+one ``clip_grads_with_norm_`` per mesh. (There is one pipeline stage here, which spares them one more reduction.)
 """
 
 from __future__ import annotations
@@ -74,16 +74,10 @@ def mesh_by_mesh(parameters: Sequence[torch.Tensor], max_norm: float) -> torch.T
     for of_mesh in by_mesh.values():
         norm: Any = get_total_norm([p.grad for p in of_mesh if p.grad is not None])
         norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-    squares = torch.stack(norms).square().sum()
-    if _pipeline is not None:
-        dist.all_reduce(squares, group=_pipeline)
-    total = squares.sqrt()
+    total = torch.stack(norms).square().sum().sqrt()  # and, with a pipeline, an all-reduce of the squares over its ranks
     for of_mesh in by_mesh.values():
         clip_grads_with_norm_(of_mesh, max_norm, total)
     return total
-
-
-_pipeline: dist.ProcessGroup | None = None  # one stage: nothing to reduce, which spares the clip by hand a collective
 
 
 def run(context: RankContext, payload: dict[str, Any]) -> None:

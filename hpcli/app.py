@@ -6,22 +6,31 @@ Nothing heavy is imported before a command runs, so that help and completion ans
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import Annotated, Optional
 
 import typer
 
 from hpcli import __version__
-
-if TYPE_CHECKING:
-    from hpcli.config.overrides import Override
-    from hpcli.config.validate import ResolvedConfig
+from hpcli.options import (
+    DEVICES,
+    ConfigArgument,
+    Debug,
+    Device,
+    Fp32Reduce,
+    Json,
+    Offload,
+    Output,
+    Ranks,
+    Set,
+    Steps,
+    complete_config,
+)
+from hpcli.request import overrides_of, resolve
 
 MOST_CHECKED_RANKS = 64
-DEVICES = ("auto", "cpu", "cuda", "npu", "sim-npu")
 
 app = typer.Typer(
     name="hpcli",
@@ -29,71 +38,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-
-
-def _complete_config(incomplete: str) -> Iterator[str]:
-    """Folders and YAML files that begin with what has been typed."""
-    typed = Path(incomplete)
-    folder, start = (typed, "") if incomplete.endswith("/") or not incomplete else (typed.parent, typed.name)
-    try:
-        entries = sorted(folder.iterdir())
-    except OSError:
-        return
-    for entry in entries:
-        if entry.name.startswith(start) and (start or not entry.name.startswith(".")):
-            if entry.is_dir():
-                yield f"{entry}/"
-            elif entry.suffix in (".yaml", ".yml"):
-                yield str(entry)
-
-
-def _complete_device(incomplete: str) -> list[str]:
-    return [device for device in DEVICES if device.startswith(incomplete)]
-
-
-# typer reads these at run time, on Python 3.10 too: Optional, not `X | None`, in the aliases.
-ConfigArgument = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="The YAML file.", autocompletion=_complete_config)
-]
-Ranks = Annotated[
-    Optional[int],  # noqa: UP045
-    typer.Option(
-        metavar="N",
-        help="How many ranks. Without it: what a launcher started, else the product of the parallel degrees.",
-    ),
-]
-Steps = Annotated[
-    Optional[int],  # noqa: UP045
-    typer.Option(metavar="N", help="Optimizer steps, instead of training.steps."),
-]
-Offload = Annotated[
-    Optional[bool],  # noqa: UP045
-    typer.Option(
-        "--enable-offload/--no-enable-offload",
-        help="Keep parameters, gradients and optimizer state on the CPU, instead of fsdp_config.enable_offload.",
-    ),
-]
-Fp32Reduce = Annotated[
-    Optional[bool],  # noqa: UP045
-    typer.Option(
-        "--accumulate-allreduce-grads-in-fp32/--no-accumulate-allreduce-grads-in-fp32",
-        help="Accumulate and reduce gradients in float32, or in compute_dtype; instead of the file's choice.",
-    ),
-]
-Device = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(metavar="|".join(DEVICES), help="Instead of device.", autocompletion=_complete_device),
-]
-Set = Annotated[
-    Optional[list[str]],  # noqa: UP045
-    typer.Option("--set", metavar="KEY=VALUE", help="Override any key of the file, dotted. Repeatable."),
-]
-Output = Annotated[
-    Optional[Path],  # noqa: UP045
-    typer.Option(metavar="DIR", help="Folder for metrics and plots, instead of runs/CONFIG-DATE-TIME."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON to standard output and nothing else.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")]
 
 
 def _version(wanted: bool) -> None:
@@ -151,8 +95,8 @@ def train(
       hpcli train examples/configs/fsdp8.yaml --json | jq .grad_norm
       torchrun --nproc-per-node 4 -m hpcli train examples/configs/fsdp4.yaml
     """
-    overrides = _overrides(set_, steps, enable_offload, accumulate_allreduce_grads_in_fp32, device)
-    resolved, is_first = _resolve(config, ranks, overrides)
+    overrides = overrides_of(set_, steps, enable_offload, accumulate_allreduce_grads_in_fp32, device)
+    resolved, is_first = resolve(config, ranks, overrides)
     from hpcli.config.errors import ConfigError
     from hpcli.report.folder import remove_if_unused, run_folder
     from hpcli.train.run import train as run
@@ -194,9 +138,9 @@ def validate(
     from hpcli.report.json_lines import encode
     from hpcli.report.layout import layout_json, layout_lines
 
-    overrides = _overrides(set_, steps, enable_offload, accumulate_allreduce_grads_in_fp32, device)
+    overrides = overrides_of(set_, steps, enable_offload, accumulate_allreduce_grads_in_fp32, device)
     try:
-        resolved, is_first = _resolve(config, ranks, overrides)
+        resolved, is_first = resolve(config, ranks, overrides)
     except ConfigError as error:
         if as_json:
             problems = [vars(problem) for problem in error.problems]
@@ -213,7 +157,7 @@ def check_norm(
     config: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Argument(
-            metavar="[CONFIG]", help="Check the layout of this YAML file alone.", autocompletion=_complete_config
+            metavar="[CONFIG]", help="Check the layout of this YAML file alone.", autocompletion=complete_config
         ),
     ] = None,
     ranks: Ranks = None,
@@ -259,7 +203,7 @@ def check_norm(
         raise typer.BadParameter("changes a CONFIG, and there is none", param_hint="--set")
     resolved = None
     if config is not None:
-        resolved, _ = _resolve(config, ranks, _overrides(set_, None, None, None, device))
+        resolved, _ = resolve(config, ranks, overrides_of(set_, None, None, None, device))
     count = resolved.world_size if resolved is not None else ranks
     if count is None:
         raise typer.BadParameter("how many ranks? Give --ranks N, or a CONFIG", param_hint="--ranks")
@@ -313,63 +257,6 @@ def doctor(as_json: Json = False, debug: Debug = False) -> None:
     for line in [json.dumps(findings)] if as_json else report_lines(findings):
         typer.echo(line)
     raise typer.Exit(0 if findings["usable"] else 1)
-
-
-def _overrides(
-    settings: Sequence[str] | None,
-    steps: int | None,
-    offload: bool | None,
-    fp32: bool | None,
-    device: str | None,
-) -> list[Override]:
-    """What the options change in the file, each labelled as the user typed it.
-
-    An option of its own comes after every ``--set``, and so wins over it.
-    """
-    from hpcli.config.overrides import Override
-
-    overrides = [Override(setting) for setting in settings or ()]
-    if steps is not None:
-        overrides.append(Override(f"training.steps={steps}", f"--steps {steps}"))
-    for key, name, value in (
-        ("fsdp_config.enable_offload", "enable-offload", offload),
-        ("training.accumulate_allreduce_grads_in_fp32", "accumulate-allreduce-grads-in-fp32", fp32),
-    ):
-        if value is not None:
-            overrides.append(
-                Override(f"{key}={str(value).lower()}", f"--{name}" if value else f"--no-{name}")
-            )
-    if device is not None:
-        overrides.append(Override(f"device={device}", f"--device {device}"))
-    return overrides
-
-
-def _resolve(config: Path, ranks: int | None, overrides: list[Override]) -> tuple[ResolvedConfig, bool]:
-    """The configuration, ready to run, and whether this process is the one that reports: alone, or rank 0.
-
-    Under a launcher every rank comes here; all but the first end silently if the request is wrong.
-    """
-    from hpcli.config.errors import ConfigError
-    from hpcli.config.load import load_config
-    from hpcli.config.validate import resolve_config
-    from hpcli.doctor import accelerator_count
-    from hpcli.launch.environment import detect_launcher
-
-    joined = detect_launcher(os.environ)
-    is_first = joined is None or (joined.rank == 0 and not joined.scheduler)
-    try:
-        loaded = load_config(config, overrides)
-        resolved = resolve_config(
-            loaded,
-            ranks=ranks,
-            launcher_world_size=None if joined is None else joined.world_size,
-            device_count=accelerator_count(loaded.config.device),
-        )
-    except ConfigError as error:
-        if is_first:
-            raise
-        raise typer.Exit(2) from error
-    return resolved, is_first
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

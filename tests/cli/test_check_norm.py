@@ -30,6 +30,13 @@ def test_a_planted_fault_fails_and_is_named(hpcli):
     assert done.stdout.rstrip().endswith("(the ranks' norms averaged; DeepSpeed#8475): named")
 
 
+def test_a_planted_fault_that_the_layout_cannot_show_fails_too(hpcli):
+    done = hpcli("check-norm", "--ranks", "2", "--layout", "fsdp2", "--inject", "tied-counted-twice")
+    assert done.returncode == 1
+    assert "1 layout on 2 ranks: all hold" in done.stdout
+    assert done.stdout.rstrip().endswith("NOT NAMED: the check does not see this fault here")
+
+
 def test_the_faults_are_listed(hpcli):
     done = hpcli("check-norm", "--list-faults", "--json")
     known = [json.loads(line) for line in done.stdout.splitlines()]
@@ -44,6 +51,7 @@ def test_the_faults_are_listed(hpcli):
         ((), "how many ranks? Give --ranks N, or a CONFIG"),
         (("--ranks", "0"), "0: from 1 to 64"),
         (("--ranks", "2", "--layout", "fspd2"), "there is no layout 'fspd2'; did you mean fsdp2?"),
+        (("--ranks", "2", "--layout", "nosuch", "--inject", "average-of-norms"), "there is no layout 'nosuch'. There are: fsdp2"),
         (("--ranks", "2", "--inject", "average-of-norm"), "did you mean average-of-norms?"),
         (("--ranks", "2", "--inject", "expert-half-dropped"), "does not exist on 2 ranks; 4 ranks carry every fault"),
         (("--ranks", "2", "--platform", "jax"), "'jax' is not available in this version"),
