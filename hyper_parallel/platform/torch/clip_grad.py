@@ -27,7 +27,6 @@ from hyper_parallel.platform.torch.grad_norm.parts import NormPart, norm_parts
 from hyper_parallel.platform.torch.grad_norm.plan import Found, GradientPlan, locate
 from hyper_parallel.platform.torch.grad_norm.two_float import supports_float64
 from hyper_parallel.platform.torch.mesh import device_mesh
-from hyper_parallel.platform.torch.shared import UnfinishedGradientsError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 Parameters: TypeAlias = torch.nn.Module | torch.Tensor | Iterable[torch.Tensor] | Sequence[torch.nn.Module]
@@ -200,7 +199,7 @@ def clip_grads_with_norm_(
     tensors = _listed(parameters)
     plan, found = locate(tensors, None, are_gradients=False)
     if found.error:
-        raise UnfinishedGradientsError(found.error) if found.unfinished else ValueError(found.error)
+        raise found.error
     if _clip(found, norm, bound, foreach) < 1.0:
         plan.note_scaled(tensors)
 
@@ -213,7 +212,9 @@ def _measured(
     mesh: DeviceMesh | ParallelMesh | None,
 ) -> tuple[GradientPlan, Measured, torch.Tensor]:
     """What every rank reported about the gradients of ``tensors``, and their norm."""
-    plan, found = locate(tensors, _as_device_mesh(mesh), are_gradients=False)
+    plan, found = locate(
+        tensors, _as_device_mesh(mesh), are_gradients=False, names=lambda: _module_names(parameters)
+    )
     measured = measure(plan, found, tensors, p)
     if error_if_nonfinite:
         require_finite(measured, plan, p, _module_names(parameters))

@@ -26,6 +26,7 @@ from hyper_parallel.platform.torch.grad_norm.two_float import supports_float64
 from hyper_parallel.platform.torch.mesh import communication_device
 from hyper_parallel.platform.torch.shared import (
     gradient_of,
+    has_changed,
     is_finished,
     local_of,
     mark_shared,
@@ -39,7 +40,7 @@ __all__ = ["finish_gradients", "mark_shared"]
 Parameters: TypeAlias = torch.nn.Module | torch.Tensor | Iterable[Any]
 
 # what a rank tells of its copy, added up into one small whole number
-_HAS, _OWN, _TRAINS, _FINISHED, _PARTIAL = 1, 2, 4, 8, 16
+_HAS, _OWN, _TRAINS, _FINISHED, _PARTIAL, _CHANGED, _UNFIT = 1, 2, 4, 8, 16, 32, 64
 
 
 def finish_gradients(parameters: Parameters, mesh: Any = None) -> None:
@@ -52,15 +53,17 @@ def finish_gradients(parameters: Parameters, mesh: Any = None) -> None:
     group. Since gradients are summed over ranks here and never averaged, those of experts need no factor of their own.
 
     Call it after the last backward of a step and before the clip, on every rank, whether it has gradients or not. Scale
-    gradients before it rather than after: one that changed since counts as a new part.
+    gradients before it rather than after, and clear them with ``zero_grad(set_to_none=True)``: of a complete gradient that changed
+    in place, nobody can tell whether what it holds is a sum or a part. A ``main_grad`` that changed counts as a new part.
 
     Args:
         parameters: a module, several modules, or parameters; the same shared ones in the same order on every rank of a group.
         mesh: accepted for symmetry with :func:`clip_grad_norm_`; the groups follow from the parameters.
 
     Raises:
-        ValueError: on every rank of a group, where they share different parameters with it, or where a gradient is complete or
-            Partial on some of them and not on others.
+        ValueError: on every rank of a group, where they share different parameters with it; where a gradient is complete or
+            Partial on some of them and not on others; where one was changed after it was complete; where one is sparse, or its
+            parts combine by anything but sums and averages.
     """
     single = isinstance(parameters, (torch.Tensor, torch.nn.Module))
     entries = [parameters] if single else list(parameters)  # type: ignore[arg-type]
@@ -94,11 +97,12 @@ class _Sum:
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self.parameter = parameter
-        self.size = local_of(parameter).numel()
+        self.size = local_of(parameter).numel() * (2 if parameter.is_complex() else 1)
         gradient = gradient_of(parameter) if parameter.requires_grad else None
         self.gradient = gradient
         self.finished = gradient is not None and is_finished(parameter)
-        self.value: torch.Tensor | None = None if gradient is None else local_of(gradient).reshape(-1)
+        self.unfit = gradient is not None and (gradient.layout != torch.strided or _partial_kinds(gradient) - {"sum", "avg"})
+        self.value: torch.Tensor | None = None if gradient is None or self.unfit else _flat(local_of(gradient))
         self.changed = False
         self.trained_by: list[int] = []
 
@@ -106,7 +110,8 @@ class _Sum:
         """What the other ranks must know of this copy."""
         said = _TRAINS * self.parameter.requires_grad + _HAS * (self.value is not None)
         if self.gradient is not None:
-            said += _OWN + _FINISHED * self.finished + _PARTIAL * (_partial_over(self.gradient, group) is not None)
+            said += _OWN + _FINISHED * self.finished + _CHANGED * has_changed(self.parameter)
+            said += _UNFIT if self.unfit else _PARTIAL * (_partial_over(self.gradient, group) is not None)
         return said
 
     def part(self, group: dist.ProcessGroup) -> torch.Tensor | None:
@@ -125,9 +130,11 @@ class _Sum:
             return
         if gradient is None:
             wide = hasattr(parameter, "main_grad")
+            wide = wide and not parameter.is_complex()
             gradient = torch.empty_like(parameter, dtype=self.value.dtype if wide else parameter.dtype)
             setattr(parameter, "main_grad" if wide else "grad", gradient)
-        local_of(gradient).copy_(self.value.view(local_of(gradient).shape))
+        own = local_of(gradient)
+        (torch.view_as_real(own) if own.is_complex() else own).copy_(self.value.view(*own.shape, *[2] * own.is_complex()))
         _label_replicated(parameter, gradient)
 
     def settle(self) -> None:
@@ -203,6 +210,8 @@ def _add_up(over: _Group) -> None:
     if late:
         sums |= _reduce(group, late, [])[1]
     for member, codes in zip(members, told, strict=True):
+        if any(code & (_CHANGED | _UNFIT) for code in codes):
+            raise ValueError(_problem(member, ranks, codes))
         total = sums.get(id(member))
         if total is None:
             continue
@@ -210,7 +219,7 @@ def _add_up(over: _Group) -> None:
             member.trained_by += [rank for rank, code in zip(ranks, codes, strict=True) if code & _TRAINS]
         kinds = {code & (_FINISHED | _PARTIAL) for code in codes if code & _OWN}
         if len(kinds) > 1:
-            raise ValueError(_disagreement(member, ranks, codes))
+            raise ValueError(_problem(member, ranks, codes))
         if any(code & _HAS for code in codes) and not any(kind & _FINISHED for kind in kinds):
             member.value, member.changed = total, True
 
@@ -226,7 +235,8 @@ def _reduce(
     elements = sum(member.size for member in summed)
     device = communication_device(group)
     widest = torch.float64 if supports_float64(device) else torch.float32
-    dtype = widest if any(member.parameter.dtype == torch.float64 for member in summed) else torch.float32
+    wide = (torch.float64, torch.complex128)
+    dtype = widest if any(member.parameter.dtype in wide for member in summed) else torch.float32
     while True:
         buffer = torch.zeros(elements + len(said) * size + 1, dtype=dtype, device=device)
         pieces = buffer[:elements].split([member.size for member in summed]) if summed else ()
@@ -279,14 +289,26 @@ def _shortened(entries: list[str]) -> str:
     return ", ".join(entries[:3]) + (", ..." if len(entries) > 3 else "")
 
 
-def _disagreement(member: _Sum, ranks: tuple[int, ...], codes: list[int]) -> str:
+def _problem(member: _Sum, ranks: tuple[int, ...], codes: list[int]) -> str:
+    what = f"the gradient of a parameter of shape {tuple(member.parameter.shape)}"
+    if unfit := [rank for rank, code in zip(ranks, codes, strict=True) if code & _UNFIT]:
+        return (
+            f"{what} is sparse, or Partial by neither sum nor avg, on ranks {unfit}; only dense gradients, sums and averages can be "
+            "finished: call .to_dense() on it, or redistribute it, before"
+        )
+    if changed := [rank for rank, code in zip(ranks, codes, strict=True) if code & _CHANGED]:
+        return (
+            f"{what} was complete and has changed since, on ranks {changed}: whether it is a sum or a part cannot be told. Call "
+            "finish_gradients once, after the last backward of a step; scale gradients before it rather than after, and clear them "
+            "with zero_grad(set_to_none=True)"
+        )
     words = defaultdict(list)
     for rank, code in zip(ranks, codes, strict=True):
         if code & _OWN:
             words["complete" if code & _FINISHED else "Partial" if code & _PARTIAL else "a part"].append(rank)
     told = "; ".join(f"{word} on ranks {where}" for word, where in words.items())
     return (
-        f"the gradient of a parameter of shape {tuple(member.parameter.shape)} is not of one kind on ranks {ranks}: {told}. "
+        f"{what} is not of one kind on ranks {ranks}: {told}. "
         "Call finish_gradients once, after the last backward of a step, on all of them"
     )
 
@@ -299,10 +321,17 @@ def _partial_over(gradient: Any, group: dist.ProcessGroup) -> str | None:
     for axis, placement in enumerate(gradient._spec.placements):
         if isinstance(placement, Partial) and dist.get_process_group_ranks(gradient._spec.mesh.get_group(axis)) == ranks:
             assert isinstance(placement, Partial)
-            if placement.reduce_op not in ("sum", "avg"):
-                raise ValueError(f"a gradient has placements {gradient._spec.placements}; only sums and averages can be finished")
             return placement.reduce_op
     return None
+
+
+def _partial_kinds(gradient: Any) -> set[str]:
+    placements = gradient._spec.placements if isinstance(gradient, DTensor) else ()
+    return {placement.reduce_op for placement in placements if isinstance(placement, Partial)}
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)
 
 
 def _label_replicated(parameter: Any, gradient: Any) -> None:

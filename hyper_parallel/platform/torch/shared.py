@@ -78,7 +78,20 @@ _any_marked = False
 def is_finished(parameter: torch.Tensor) -> bool:
     """Whether the gradient that ``parameter`` has now went through :func:`finish_gradients` and has not changed since."""
     gradient = gradient_of(parameter)
-    return gradient is None or getattr(gradient, _FINISHED, None) == local_of(gradient)._version
+    return gradient is None or getattr(gradient, _FINISHED, None) == _versions(gradient)
+
+
+def has_changed(parameter: torch.Tensor) -> bool:
+    """Whether ``.grad`` went through :func:`finish_gradients` and was changed in place since. (A ``main_grad`` is a buffer that is
+    zeroed in place in every step: for it, this says nothing.)"""
+    gradient = gradient_of(parameter)
+    noted = getattr(gradient, _FINISHED, None)
+    return gradient is not None and gradient is parameter.grad and noted is not None and noted != _versions(gradient)
+
+
+def _versions(gradient: Any) -> tuple[int, int]:
+    """Both change counters: an operation on a DTensor raises its own, FSDP2's accumulation that of the local tensor."""
+    return gradient._version, local_of(gradient)._version
 
 
 def settle(parameter: torch.Tensor) -> None:
@@ -86,7 +99,7 @@ def settle(parameter: torch.Tensor) -> None:
     tensor, or this one changed."""
     gradient = gradient_of(parameter)
     if gradient is not None:
-        setattr(gradient, _FINISHED, local_of(gradient)._version)
+        setattr(gradient, _FINISHED, _versions(gradient))
         setattr(gradient, _GROUPS, shared_groups(parameter))  # for the norm of gradients without their parameters
         setattr(gradient, _COPIES, copies_of(parameter))
 

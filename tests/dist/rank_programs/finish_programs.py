@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from harness import local_gradients, placed, plain, with_gradient, with_local_gradient
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial
 
 import hyper_parallel
 from hyper_parallel import clip_grad_norm_, finish_gradients, get_total_norm, grad_norm_report, mark_shared
@@ -40,7 +40,7 @@ class Collectives:
 def _error(function: Any, *arguments: Any, **options: Any) -> dict[str, str]:
     try:
         function(*arguments, **options)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, TypeError) as error:
         return {"kind": type(error).__name__, "message": str(error)}
     return {"kind": "none", "message": ""}
 
@@ -206,8 +206,82 @@ def errors() -> dict[str, Any]:
     if rank == 1:
         changed.grad += 1.0
     told["changed on one"] = _error(clip_grad_norm_, [changed], 1.0, mesh=mesh)
+    told["changed on one, again"] = _error(finish_gradients, [changed])
+    if rank == 1:
+        changed.grad = torch.tensor([1.0])
     told["complete on one"] = _error(finish_gradients, [changed])
+    told["not a tensor"] = _error(clip_grad_norm_, [listed[0], None] if rank == 1 else listed[:1], 1.0)
+    told["too small a mesh"] = _error(clip_grad_norm_, listed[:1], 1.0, mesh=DeviceMesh("cpu", [rank], _init_backend=False))
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([rank])).sum().backward()
+    mark_shared(table.weight, dist.group.WORLD)
+    told["sparse part"] = _error(finish_gradients, table)
+    largest = with_gradient([3.0, 4.0], mesh, "R")
+    if rank == 0:
+        largest.grad = DTensor.from_local(torch.tensor([3.0, 4.0]), mesh, [Partial("max")], run_check=False)
+    told["largest part"] = _error(finish_gradients, [largest])
+    named = torch.nn.Linear(1, 1, bias=False)
+    mark_shared(named.weight, dist.group.WORLD)
+    named.weight.grad = torch.ones(1, 1)
+    told["named"] = _error(clip_grad_norm_, named, 1.0, mesh=mesh)
     told["two axes"] = _error(mark_shared, changed, init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("a", "b")))
+    return told
+
+
+def changed_in_place() -> dict[str, Any]:
+    """A gradient with parts (1, 0) on each rank, completed, and then scaled, or accumulated into, in place; as .grad and main_grad."""
+    told: dict[str, Any] = {}
+    for what, change in (("scaled", lambda g: g.mul_(0.5)), ("accumulated", lambda g: g.add_(torch.tensor([1.0, 0.0])))):
+        weight = plain([1.0, 0.0])
+        mark_shared(weight, dist.group.WORLD)
+        finish_gradients([weight])
+        change(weight.grad)
+        told[what] = _error(finish_gradients, [weight])
+        told[f"{what}: gradient"] = weight.grad.tolist()
+    weight = plain([0.0, 0.0])
+    weight.main_grad = torch.tensor([1.0, 0.0])
+    mark_shared(weight, dist.group.WORLD)
+    for _ in range(2):  # a buffer, zeroed and filled again in each step
+        weight.main_grad.zero_().add_(torch.tensor([1.0, 0.0]))
+        finish_gradients([weight])
+    told["main_grad"] = weight.main_grad.tolist()
+    return told
+
+
+def complex_parts() -> dict[str, Any]:
+    """Parts (1 + 2i, 3i), in complex64 and complex128; rank 1 has none."""
+    told = {}
+    for dtype in (torch.complex64, torch.complex128):
+        weight = torch.nn.Parameter(torch.zeros(2, dtype=dtype))
+        if dist.get_rank() != 1:
+            weight.grad = torch.tensor([1 + 2j, 3j], dtype=dtype)
+        mark_shared(weight, dist.group.WORLD)
+        finish_gradients([weight])
+        told[str(dtype)] = [[value.real, value.imag] for value in weight.grad.tolist()]
+    return told
+
+
+def twins() -> dict[str, Any]:
+    """Two models of the same shapes on two stages; only the second one's weights (gradients of threes and fours) are shared."""
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("pp", "dp_shard"))
+
+    def model() -> Any:
+        module = torch.nn.Module()
+        module.a, module.b = (torch.nn.Parameter(torch.ones(4, 4)) for _ in range(2))
+        module.forward = lambda: (module.a * 3).sum() + (module.b * 4).sum()
+        return hyper_parallel.fully_shard(module, mesh=mesh["dp_shard"])
+
+    first, second = model(), model()
+    for shared in (second.a, second.b):
+        mark_shared(shared, mesh["pp"])
+    told: dict[str, Any] = {}
+    first().backward()
+    told["first"] = [clip_grad_norm_(first, math.inf, mesh=mesh).item() for _ in range(2)]
+    second().backward()
+    told["parts"] = _error(clip_grad_norm_, second, math.inf, mesh=mesh)
+    finish_gradients(second)
+    told["second"] = clip_grad_norm_(second, math.inf, mesh=mesh).item()
+    told["first again"] = clip_grad_norm_(first, math.inf, mesh=mesh).item()
     return told
 
 

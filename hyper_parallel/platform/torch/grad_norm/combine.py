@@ -53,7 +53,7 @@ def measure(plan: GradientPlan, found: Found, tensors: Sequence[torch.Tensor], p
 
     Raises:
         GradientMismatchError: the ranks' lists of parameters differ; on every rank, naming the first difference.
-        ValueError: some rank has a gradient that cannot be measured; on every rank.
+        ValueError, TypeError: some rank has a gradient that cannot be measured; on every rank.
         UnfinishedGradientsError: some rank has only a part of a gradient; on every rank.
     """
     arrangement = found.arrangement
@@ -203,18 +203,20 @@ def _difference(plan: GradientPlan, tensors: Sequence[torch.Tensor], positions: 
         f"rank{'s' * (len(positions) > 1)} {listed} list{'s' * (len(positions) == 1)} other parameters than the others. "
         f"First difference at index {at}: rank {ranks[usual]} has {_entry(lists[usual], at)}, "
         f"rank {ranks[odd]} has {_entry(lists[odd], at)}. "
-        "Pass the same parameters in the same order on every rank, those without a gradient too."
+        "Pass the same parameters in the same order on every rank, those without a gradient too; "
+        'stages of a pipeline hold different ones where mesh= has an axis "pp".'
     )
 
 
 def _error(plan: GradientPlan, found: Found) -> Exception:
     """What every rank raises where some cannot measure their gradients."""
-    everyone = gather_objects(plan.scope, (found.error, found.unfinished))
-    named = [(rank, text) for rank, (text, _) in zip(plan.scope.ranks, everyone, strict=True) if text is not None]
-    kind = UnfinishedGradientsError if any(unfinished for _, unfinished in everyone) else ValueError
-    if len({text for _, text in named}) == 1 and len(named) == len(everyone):
-        return kind(named[0][1])
-    return kind("; ".join(f"rank {rank}: {text}" for rank, text in named))
+    everyone = gather_objects(plan.scope, None if found.error is None else (type(found.error).__name__, str(found.error)))
+    named = [(rank, *error) for rank, error in zip(plan.scope.ranks, everyone, strict=True) if error is not None]
+    raised = {name for _, name, _ in named}
+    kind = next((kind for kind in (UnfinishedGradientsError, TypeError) if kind.__name__ in raised), ValueError)
+    if len({text for _, _, text in named}) == 1 and len(named) == len(everyone):
+        return kind(named[0][2])
+    return kind("; ".join(f"rank {rank}: {text}" for rank, _, text in named))
 
 
 def _partial_difference(plan: GradientPlan, found: Found) -> str:

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import compress, repeat
 from operator import attrgetter, is_not
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -31,9 +31,11 @@ from hyper_parallel.platform.torch.grad_norm.scope import (
     lowest_is_this_rank,
     peers_of,
     replicas_of,
+    require_within,
     scope_of,
 )
 from hyper_parallel.platform.torch.shared import (
+    UnfinishedGradientsError,
     copies_of,
     is_finished,
     marks_of,
@@ -43,6 +45,8 @@ from hyper_parallel.platform.torch.shared import (
 
 _PLANS_KEPT = 16
 _FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+Names: TypeAlias = Callable[[], "Sequence[str] | None"]  # of the parameters, where they have some; asked for in messages only
+
 _grad_of = attrgetter("grad")
 _trainable = attrgetter("requires_grad")
 
@@ -50,25 +54,20 @@ _trainable = attrgetter("requires_grad")
 class Found(NamedTuple):
     """This step's gradients: the present ones, in the order of the plan's list, and this rank's part of each.
 
-    ``error`` says why they cannot be measured, ``unfinished`` that it is because they are parts; the ranks must tell each other
-    before one of them raises.
+    ``error`` says why they cannot be measured; the ranks must tell each other before one of them raises.
     """
 
     tensors: list[torch.Tensor]
     locals_: list[torch.Tensor]
     present: bytes
     arrangement: Arrangement
-    error: str | None = None
-    unfinished: bool = False
+    error: Exception | None = None
 
 
 class GradientPlan:
     """Everything about a list of parameters that does not change from step to step."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], mesh: DeviceMesh | None, *, are_gradients: bool) -> None:
-        for index, tensor in enumerate(tensors):
-            if not isinstance(tensor, torch.Tensor):
-                raise TypeError(f"entry {index} of the list is a {type(tensor).__name__}, not a tensor")
         self.are_gradients = are_gradients
         self.mesh = mesh  # kept alive, since the cache knows it by its id
         self.world = _world()
@@ -81,10 +80,15 @@ class GradientPlan:
                 kept.setdefault(id(tensor), index)
         self.indices = None if len(kept) == len(tensors) else list(kept.values())
         chosen = self.chosen(tensors)
+        self.error: Exception | None = None
         self.scope = scope_of(tensors, mesh)  # frozen ones too: a rank on which all are frozen still takes part
         self.peers = peers_of(self.scope, mesh)
         holdings: dict[tuple[Any, ...], Holding] = {}
-        self.holdings = [self._holding(tensor, holdings) for tensor in chosen]
+        try:
+            require_within(self.scope, tensors)
+            self.holdings = [self._holding(tensor, holdings) for tensor in chosen]
+        except ValueError as error:
+            self.error, self.holdings = error, [Holding(self.peers, False)] * len(chosen)
         self.shared = [] if are_gradients else [index for index, tensor in enumerate(chosen) if shared_groups(tensor)]
         # shared with ranks that the layout does not know of
         self.tied = {i for i in self.shared if set(copies_of(chosen[i])) - set(self.holdings[i].replicas)}
@@ -106,14 +110,14 @@ class GradientPlan:
             and self.world is _world()
         )
 
-    def unfinished(self, tensors: Sequence[torch.Tensor]) -> str | None:
+    def unfinished(self, tensors: Sequence[torch.Tensor], names: Names) -> UnfinishedGradientsError | None:
         """Why no norm of shared parameters can be taken yet; None where their gradients are complete."""
         chosen = self.chosen(tensors) if self.shared else ()
         parts = [index for index in self.shared if not is_finished(chosen[index])]
         if not parts:
             return None
-        return (
-            f"the gradients of {len(parts)} parameters (first: {self.name(parts[0], None)} of the list) are only this rank's part, or were "
+        return UnfinishedGradientsError(
+            f"the gradients of {len(parts)} parameters (first: {self.name(parts[0], names())}) are only this rank's part, or were "
             "changed after they were completed; call hyper_parallel.finish_gradients(model, mesh) after backward, and scale "
             "gradients before it rather than after"
         )
@@ -159,7 +163,7 @@ class GradientPlan:
             try:
                 arrangement = self._arrangement = self.arrange(gradients, locals_, present, self.counts)
             except ValueError as error:
-                return Found([], [], present, arrange([], [], present, []), str(error))
+                return Found([], [], present, arrange([], [], present, []), error)
         return Found(gradients, locals_, present, arrangement)
 
     def recognise(self, tensors: Sequence[torch.Tensor]) -> Found | None:
@@ -235,24 +239,43 @@ class GradientPlan:
 
 
 def locate(
-    tensors: Sequence[torch.Tensor], mesh: DeviceMesh | None, *, are_gradients: bool
+    tensors: Sequence[torch.Tensor], mesh: DeviceMesh | None, *, are_gradients: bool, names: Names = lambda: None
 ) -> tuple[GradientPlan, Found]:
-    """The plan for this list and this step's gradients."""
+    """The plan for this list and this step's gradients. ``names`` are for messages.
+
+    Raises:
+        TypeError, ValueError: no norm of these tensors can be defined, and nothing among them says which ranks to tell.
+    """
     global _latest
     found = None
     if _latest is not None and _latest.mesh is mesh and not are_gradients:
         found = _latest.recognise(tensors)
     if _latest is None or found is None:
+        wrong = _not_tensors(tensors)
+        if wrong is not None:
+            tensors = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
         plan = find_plan(tensors, mesh, are_gradients=are_gradients)
+        wrong = wrong or plan.error
+        if wrong is not None:
+            if plan.scope.group is None:
+                raise wrong
+            nothing = Found([], [], plan.all_present, arrange([], [], plan.all_present, []), wrong)
+            return plan, nothing
         if not are_gradients:
             _latest = plan
         found = plan.find(tensors)
     else:
         plan = _latest
     if plan.shared and found.error is None:
-        text = plan.unfinished(tensors)
-        found = found._replace(error=text, unfinished=text is not None)
+        found = found._replace(error=plan.unfinished(tensors, names))
     return plan, found
+
+
+def _not_tensors(tensors: Sequence[Any]) -> Exception | None:
+    for index, tensor in enumerate(tensors):
+        if not isinstance(tensor, torch.Tensor):
+            return TypeError(f"entry {index} of the list is a {type(tensor).__name__}, not a tensor")
+    return None
 
 
 def find_plan(tensors: Sequence[torch.Tensor], mesh: DeviceMesh | None, *, are_gradients: bool) -> GradientPlan:

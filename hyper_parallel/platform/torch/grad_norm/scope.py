@@ -102,13 +102,18 @@ def scope_of(tensors: Sequence[torch.Tensor], mesh: DeviceMesh | None) -> Scope:
             return Scope(None, (dist.get_rank() if dist.is_initialized() else 0,), torch.device("cpu"))
         mesh = _spanning(list(meshes.values()))
     ranks = mesh_ranks(mesh)
+    return Scope(_group(mesh, ranks), ranks, _communication_device(mesh.device_type))
+
+
+def require_within(scope: Scope, tensors: Sequence[torch.Tensor]) -> None:
+    """Refuse parameters that lie on ranks outside the scope."""
+    meshes = {id(t.device_mesh): t.device_mesh for t in tensors if isinstance(t, DTensor)}
     for lain_on in map(mesh_ranks, meshes.values()):
-        if not set(lain_on) <= set(ranks):
+        if not set(lain_on) <= set(scope.ranks):
             raise ValueError(
-                f"parameters lie on ranks {lain_on}, but mesh= spans only ranks {ranks}; "
+                f"parameters lie on ranks {lain_on}, but mesh= spans only ranks {scope.ranks}; "
                 "pass a mesh of all ranks that share the model"
             )
-    return Scope(_group(mesh, ranks), ranks, _communication_device(mesh.device_type))
 
 
 def _spanning(meshes: list[DeviceMesh]) -> DeviceMesh:
