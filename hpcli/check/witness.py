@@ -29,6 +29,7 @@ class _Witness(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         elements = dist.get_world_size()  # at least one for every shard
+        self.enter = nn.Identity()  # where the sequence would be split; here each rank is told its part
         self.reduced, self.accumulated, self.tensor = (nn.Parameter(torch.zeros(elements)) for _ in range(3))
 
     def forward(self, reduced: float, accumulated: float, tensor: float) -> torch.Tensor:
@@ -37,7 +38,7 @@ class _Witness(nn.Module):
 
 def witness(config: Config, mesh: ParallelMesh, device_type: str) -> dict[str, float]:
     """What the reducers make of the witnesses on this rank."""
-    plan = ParallelPlan(layers=(), sequence_parallel=mesh.tp > 1)
+    plan = ParallelPlan(layers=(), sequence_parallel=mesh.tp > 1, sequence_entrances=("enter",))
     model: Any = hyper_parallel.parallelize(
         _Witness().to(device_type), mesh, plan, precision_policy(config), device_type=device_type
     )

@@ -35,8 +35,8 @@ class ParallelPlan:
             belongs to expert parallelism, and FSDP2 cuts no dimension but 0 unevenly.
         sequence_parallel: between regions, each tensor-parallel rank holds its share of the sequence.
         sequence_entrances: modules whose output is whole on every rank and is split along the sequence on leaving them, with
-            ``sequence_parallel``.
-        whole_sequence: modules that come before an entrance and so never see a split sequence.
+            ``sequence_parallel``. They see the whole sequence themselves.
+        whole_sequence: modules that come before an entrance and so never see a split sequence either.
     """
 
     layers: tuple[str, ...]
@@ -64,7 +64,8 @@ class ParallelPlan:
 
     def sees_whole_sequence(self, name: str) -> bool:
         """Whether the module or parameter ``name`` comes before the sequence is split, or it is never split."""
-        before = any(fnmatchcase(name, module) or fnmatchcase(name, f"{module}.*") for module in self.whole_sequence)
+        modules = (*self.whole_sequence, *self.sequence_entrances)
+        before = any(fnmatchcase(name, module) or fnmatchcase(name, f"{module}.*") for module in modules)
         return before or not self.sequence_parallel
 
     def is_expert(self, parameter: str) -> bool:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hpcli.faults.fault import Fault, replace
 
 FAULT = Fault(
     title="each pipeline stage clips with its own norm",
     source="torchtitan#596",
-    rule="with a pipeline, the norm's scope is given by mesh=",
+    rule="with a pipeline, the norm is that of all stages: mesh=, or the mesh of parallelize",
     layout="pp2-fsdp{half}",
     cause="stage-local-norm",
     wrong="two stages with norms 3 and 4, max_norm 1: each scaled by its own",
@@ -19,12 +17,6 @@ FAULT = Fault(
 
 
 def patch() -> None:
-    from hpcli.train.torch_engine import TorchEngine
+    from hyper_parallel.platform.torch import clip_grad
 
-    build = TorchEngine.__init__
-
-    def without_scope(self: TorchEngine, *arguments: Any) -> None:
-        build(self, *arguments)
-        self.norm_mesh = None
-
-    replace(TorchEngine, "__init__", without_scope)
+    replace(clip_grad, "_mesh_of", lambda *given: None)

@@ -27,6 +27,7 @@ from hyper_parallel.platform.torch.grad_norm.parts import NormPart, norm_parts
 from hyper_parallel.platform.torch.grad_norm.plan import Found, GradientPlan, locate
 from hyper_parallel.platform.torch.grad_norm.two_float import supports_float64
 from hyper_parallel.platform.torch.mesh import device_mesh
+from hyper_parallel.platform.torch.shared import remembered_mesh
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 Parameters: TypeAlias = torch.nn.Module | torch.Tensor | Iterable[torch.Tensor] | Sequence[torch.nn.Module]
@@ -101,7 +102,8 @@ def clip_grad_norm_(
         error_if_nonfinite: raise where the norm is NaN or infinite.
         foreach: False scales gradient by gradient; anything else by groups.
         mesh: the ranks that share one model when the parameters do not show it: a pipeline, or ranks whose list may be
-            empty. Without it: the ranks of the parameters' own meshes, and no collective where no parameter is a DTensor.
+            empty. Without it: the whole mesh of a pipeline stage that ``parallelize`` made; else the ranks of the parameters' own
+            meshes, and no collective where no parameter is a DTensor.
 
     Returns:
         The global norm, 0-dim, float32 (float64 if a gradient is), on the first gradient's device; the same bits on every
@@ -213,7 +215,7 @@ def _measured(
 ) -> tuple[GradientPlan, Measured, torch.Tensor]:
     """What every rank reported about the gradients of ``tensors``, and their norm."""
     plan, found = locate(
-        tensors, _as_device_mesh(mesh), are_gradients=False, names=lambda: _module_names(parameters)
+        tensors, _mesh_of(parameters, tensors, mesh), are_gradients=False, names=lambda: _module_names(parameters)
     )
     measured = measure(plan, found, tensors, p)
     if error_if_nonfinite:
@@ -262,6 +264,15 @@ def _module_names(parameters: Any) -> list[str] | None:
     if modules and isinstance(modules[0], torch.nn.Module):
         return [name for module in modules for name, _ in module.named_parameters()]
     return None
+
+
+def _mesh_of(
+    parameters: Any, tensors: Sequence[torch.Tensor], mesh: DeviceMesh | ParallelMesh | None
+) -> DeviceMesh | None:
+    """The mesh of the norm: as it was given, else that of the pipeline of which the parameters are a stage."""
+    if mesh is None:
+        mesh = remembered_mesh(parameters) or remembered_mesh(tensors)
+    return _as_device_mesh(mesh)
 
 
 def _as_device_mesh(mesh: DeviceMesh | ParallelMesh | None) -> DeviceMesh | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -12,10 +12,12 @@ from torch.utils.checkpoint import checkpoint
 
 from hyper_parallel.core.mesh import ParallelMesh
 from hyper_parallel.core.plan import ParallelPlan
+from hyper_parallel.core.plan_check import check_plan
 from hyper_parallel.core.precision import MixedPrecisionPolicy, OffloadPolicy
 from hyper_parallel.core.units import group_layers
 from hyper_parallel.platform.torch.fully_shard import fully_shard
 from hyper_parallel.platform.torch.mesh import data_parallel_mesh
+from hyper_parallel.platform.torch.shared import remember_mesh
 
 
 def parallelize(
@@ -41,8 +43,11 @@ def parallelize(
         device_type: "cpu", "cuda" or "npu"; ``None`` is the default process group's.
 
     Raises:
+        LayoutError: (a ValueError) ``plan`` does not fit the model: a name that is not there, a parameter that is cut where nothing
+            would add its parts up, and the like.
         ValueError: nothing of ``plan`` is in the model.
     """
+    check_plan(plan, mesh, [name for name, _ in model.named_modules()], [name for name, _ in _all_parameters(model)])
     layers = [layer for name in plan.layers if (layer := _submodule(model, name)) is not None]
     if plan.layers and not layers:
         raise ValueError(f"the model has none of the layers of its plan ({plan.layers[0]}, ...)")
@@ -83,6 +88,8 @@ def parallelize(
         from hyper_parallel.platform.torch.tensor_parallel import mark_partial_gradients
 
         mark_partial_gradients(model, mesh, plan, device_type)
+    if mesh.pp > 1:
+        remember_mesh(model, mesh)
     return model
 
 
@@ -116,6 +123,11 @@ def _submodule(model: nn.Module, name: str) -> nn.Module | None:
         return model.get_submodule(name)
     except AttributeError:
         return None
+
+
+def _all_parameters(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+    """Tied ones under each of their names."""
+    return model.named_parameters(remove_duplicate=False)
 
 
 def _elements(module: nn.Module, without: set[nn.Parameter] | frozenset[nn.Parameter] = frozenset()) -> int:

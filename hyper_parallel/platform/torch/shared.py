@@ -13,9 +13,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from hyper_parallel.core.mesh import ParallelMesh
+
 _GROUPS = "_hyper_parallel_shared_groups"
 _COPIES = "_hyper_parallel_trainable_copies"
 _FINISHED = "_hyper_parallel_finished"
+
+
+_MESH = "_hyper_parallel_mesh"
 
 
 class UnfinishedGradientsError(RuntimeError):
@@ -102,6 +107,18 @@ def settle(parameter: torch.Tensor) -> None:
         setattr(gradient, _FINISHED, _versions(gradient))
         setattr(gradient, _GROUPS, shared_groups(parameter))  # for the norm of gradients without their parameters
         setattr(gradient, _COPIES, copies_of(parameter))
+
+
+def remember_mesh(stage: torch.nn.Module, mesh: ParallelMesh) -> None:
+    """Note that ``stage`` and its parameters are a pipeline's: the other stages do not show in them, and yet belong to the norm."""
+    for noted in (stage, *stage.parameters()):
+        object.__setattr__(noted, _MESH, mesh)
+
+
+def remembered_mesh(parameters: Any) -> ParallelMesh | None:
+    """The mesh that was noted on a module, or on the first of several modules or parameters."""
+    first = parameters[0] if isinstance(parameters, (list, tuple)) and parameters else parameters
+    return getattr(first, _MESH, None)
 
 
 def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:

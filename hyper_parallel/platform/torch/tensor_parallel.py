@@ -45,7 +45,7 @@ def apply_tensor_parallel(
             _look_up_own_rows(module, tp, entered)
         elif name == plan.head:
             module.register_forward_pre_hook(_Gather(tp, entered))
-        elif name in plan.sequence_entrances and plan.sequence_parallel:
+        if name in plan.sequence_entrances and plan.sequence_parallel:
             module.register_forward_hook(_Split(tp))
 
 

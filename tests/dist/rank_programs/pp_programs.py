@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -132,3 +133,15 @@ def held(config: dict[str, Any], mesh: dict[str, int]) -> dict[str, Any]:
         "gradients_left": sum(p.grad is not None for part in engine.parts for p in part.parameters()),
         "updates": engine.optimizer.updates,
     }
+
+
+def norms_without_mesh() -> dict[str, float]:
+    """Stages with gradients 3 and 4; ``parallelize`` knew the mesh, the clip is not told."""
+    mesh = hyper_parallel.ParallelMesh(pp=2)
+    stage = nn.Module()
+    stage.weight = nn.Parameter(torch.zeros(1))
+    hyper_parallel.parallelize(stage, mesh, hyper_parallel.ParallelPlan(layers=()))
+    stage.forward = lambda: (stage.weight * (3.0 + dist.get_rank())).sum()
+    stage().backward()
+    forms = {"module": stage, "modules": [stage], "list": list(stage.parameters()), "generator": stage.parameters(), "tensor": stage.weight}
+    return {name: hyper_parallel.clip_grad_norm_(form, math.inf).item() for name, form in forms.items()}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -49,6 +51,9 @@ class Shapes(nn.Module):
             parameter.data = torch.arange(float(parameter.numel())).view(parameter.shape)
 
 
+# some models here have no communication of their own, and need none: they are never trained
+WITHOUT_BORDERS = patch("hyper_parallel.platform.torch.parallelize.check_plan")
+
 SHAPES_PLAN = ParallelPlan(
     layers=(),
     tensor_split={"*rows": 0, "*columns": 1, "experts.up": 1, "experts.down": 2},
@@ -62,7 +67,8 @@ def held(mesh: dict[str, int], offload: bool = False) -> dict[str, Any]:
     layout, model = ParallelMesh(**mesh), Shapes()
     whole = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     offload_policy = OffloadPolicy(pin_memory=False) if offload else None
-    hyper_parallel.parallelize(model, layout, SHAPES_PLAN, MixedPrecisionPolicy(), offload_policy)
+    with WITHOUT_BORDERS:
+        hyper_parallel.parallelize(model, layout, SHAPES_PLAN, MixedPrecisionPolicy(), offload_policy)
     told = {}
     for name, parameter in model.named_parameters():
         pieces = local_pieces(tuple(parameter.shape), parameter_cuts(SHAPES_PLAN, layout, name, dist.get_rank()))
@@ -109,7 +115,8 @@ def seen_in_forward(sharded: bool, checkpointing: bool) -> dict[str, Any]:
         activation_checkpointing=checkpointing,
     )
     if sharded:
-        hyper_parallel.parallelize(model, mesh, plan)
+        with WITHOUT_BORDERS:
+            hyper_parallel.parallelize(model, mesh, plan)
     else:
         apply_tensor_parallel(model, mesh, plan)
     model(torch.ones(2, 2)).sum().backward()
@@ -144,6 +151,7 @@ class Factors(nn.Module):
 
     def __init__(self, parameters: int) -> None:
         super().__init__()
+        self.enter = nn.Identity()  # where the sequence would be split; here each rank is told its part
         self.weights = nn.ParameterList(torch.zeros(4) for _ in range(parameters))
 
     def forward(self, factor: float) -> torch.Tensor:
@@ -153,7 +161,7 @@ class Factors(nn.Module):
 def partial_sum(mesh: dict[str, int], policy: dict[str, Any], factors: list[list[float]]) -> dict[str, Any]:
     """Gradients of parameters that every tensor-parallel rank holds: ``factors`` of each rank's micro-batches, added up."""
     layout, model = ParallelMesh(**mesh), Factors(5)
-    plan = ParallelPlan(layers=(), sequence_parallel=True)
+    plan = ParallelPlan(layers=(), sequence_parallel=True, sequence_entrances=("enter",))
     hyper_parallel.parallelize(model, layout, plan, MixedPrecisionPolicy(**policy))
     mine = factors[dist.get_rank()]
     for index, factor in enumerate(mine):
@@ -166,6 +174,31 @@ def partial_sum(mesh: dict[str, int], policy: dict[str, Any], factors: list[list
         told[call] = sorted({value for weight in model.weights for value in weight.grad.to_local().tolist()})
         told[f"{call} call"] = dict(counted.counts)
     return told
+
+
+class Entering(nn.Module):
+    """An embedding that every rank holds whole, split along the sequence on leaving it, and a head of one output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(4, 1), nn.Linear(1, 1, bias=False)
+        for parameter in self.parameters():
+            nn.init.ones_(parameter)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embedding(tokens))
+
+
+def entered() -> dict[str, Any]:
+    """The sum of the outputs of tokens 0 to 3, of which each of two ranks has two."""
+    mesh, model = ParallelMesh(tp=2), Entering()
+    plan = ParallelPlan(layers=(), sequence_parallel=True, sequence_entrances=("embedding",))
+    hyper_parallel.parallelize(model, mesh, plan)
+    out = model(torch.arange(4).view(1, 4))
+    out.sum().backward()
+    hyper_parallel.finish_gradients(model, mesh)
+    gradients = [parameter.grad.full_tensor().flatten().tolist() for parameter in model.parameters()]
+    return {"out": list(out.shape), "gradients": gradients, "norm": hyper_parallel.clip_grad_norm_(model, math.inf).item()}
 
 
 class Collectives(TorchDispatchMode):

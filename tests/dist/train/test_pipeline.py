@@ -160,3 +160,8 @@ def test_other_numbers_of_stages_and_micro_batches(check, schedule, pp, stages, 
         parallelism={"pipeline_parallel_interleave_num": stages},
         training={"global_batch_size": sequences},
     )
+
+
+def test_the_clip_of_a_stage_is_that_of_all_stages_without_being_told(on_ranks):
+    for result in on_ranks("pp_programs:norms_without_mesh", 2):
+        assert result == dict.fromkeys(("module", "modules", "list", "generator", "tensor"), 5.0)

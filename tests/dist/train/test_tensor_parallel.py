@@ -143,3 +143,10 @@ def test_in_bfloat16_it_is_no_farther_from_float32_than_one_process_is(on_ranks,
     assert told["from float32"] < 1.5 * told["replay from float32"]
     assert told["replay from float32"] < 1e-2
     assert told["worst"] < 5e-2, told["worst name"]  # a part that was not added up would be off by about a half
+
+
+def test_what_a_sequence_entrance_computes_is_whole_on_every_rank(on_ranks):
+    for result in on_ranks("tp_programs:entered", 2):
+        assert result["out"] == [1, 2, 1]
+        assert result["gradients"] == [[1.0, 1.0, 1.0, 1.0], [4.0]]  # not twice, though both ranks computed it
+        assert result["norm"] == pytest.approx(20**0.5, rel=1e-7)
