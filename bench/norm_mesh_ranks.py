@@ -6,6 +6,7 @@ one ``clip_grads_with_norm_`` per mesh. (There is one pipeline stage here, which
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,6 +79,9 @@ def mesh_by_mesh(parameters: Sequence[torch.Tensor], max_norm: float) -> torch.T
     for of_mesh in by_mesh.values():
         clip_grads_with_norm_(of_mesh, max_norm, total)
     return total
+
+
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # it warns of what it is here to show
 
 
 def run(context: RankContext, payload: dict[str, Any]) -> None:

@@ -134,7 +134,7 @@ class _Sum:
             gradient = torch.empty_like(parameter, dtype=self.value.dtype if wide else parameter.dtype)
             setattr(parameter, "main_grad" if wide else "grad", gradient)
         own = local_of(gradient)
-        (torch.view_as_real(own) if own.is_complex() else own).copy_(self.value.view(*own.shape, *[2] * own.is_complex()))
+        (torch.view_as_real(own) if own.is_complex() else own).copy_(self.value.view([*own.shape, *[2] * own.is_complex()]))
         _label_replicated(parameter, gradient)
 
     def settle(self) -> None:
