@@ -15,7 +15,7 @@ from hpcli.config.errors import ConfigError, Problem
 from hpcli.config.validate import ResolvedConfig
 from hpcli.faults.fault import Fault
 from hpcli.faults.registry import faults
-from hpcli.report.check_table import check_table, closing_lines, fault_table, verdict_json
+from hpcli.report.check_table import allowed_lines, check_table, closing_lines, fault_table, verdict_json
 from hpcli.report.failures import signals_end_the_run
 from hpcli.report.json_lines import encode
 from hpcli.report.tables import WIDTH, plain_console
@@ -53,7 +53,8 @@ def check_norm(
     else:
         console = plain_console(sys.stdout, WIDTH)
         console.print(check_table(verdicts))
-        for line in ["", *closing_lines(verdicts, ranks, seconds), *_injected(verdicts, inject, fault)]:
+        told = [*closing_lines(verdicts, ranks, seconds), *_injected(verdicts, inject, fault)]
+        for line in [*allowed_lines(verdicts), "", *told]:
             print(line)
     return 0 if all_hold(verdicts) and fault is None else 1  # a planted fault that no check has seen is the worst failure
 
@@ -126,7 +127,10 @@ def _named(verdicts: Sequence[Verdict], fault: Fault) -> bool:
 def _injected(verdicts: Sequence[Verdict], inject: str | None, fault: Fault | None) -> list[str]:
     if fault is None:
         return []
-    told = "named" if _named(verdicts, fault) else "NOT NAMED: the check does not see this fault here"
+    told = "named"
+    if not _named(verdicts, fault):
+        carrier = fault.layout.format(ranks=4, half=2)
+        told = f"NOT NAMED: not seen here; on 4 ranks, {carrier} is the layout that shows it"
     return ["", f"injected {inject} ({fault.title}; {fault.source}): {told}"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from math import ceil
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcli.config.errors import ConfigError
@@ -50,8 +51,8 @@ def matrix(ranks: int, device: str = "cpu") -> list[Layout]:
 
 
 def from_config(resolved: ResolvedConfig) -> Layout:
-    """The one layout of a configuration file."""
-    return Layout("config", resolved)
+    """The one layout of a configuration file, called as the file."""
+    return Layout(Path(resolved.file).stem, resolved)
 
 
 def _layout(name: str, sections: dict[str, dict[str, Any]], ranks: int, device: str) -> Layout | None:

@@ -25,6 +25,7 @@ class Verdict(NamedTuple):
         problems: each thing that does not hold; empty where all does.
         cause: of the problems.
         notes: what differs and may.
+        allowed: relative difference of the norm, and of a gradient shard, that still holds.
     """
 
     layout: str
@@ -37,6 +38,7 @@ class Verdict(NamedTuple):
     problems: tuple[str, ...]
     cause: Cause | None
     notes: tuple[str, ...] = ()
+    allowed: tuple[float, float] = (0.0, 0.0)
 
     @property
     def holds(self) -> bool:
@@ -61,6 +63,7 @@ def judge(
         problems,
         diagnose(evidence) if problems else None,
         tuple(_notes(evidence)),
+        (expected.norm_tolerance, expected.relative),
     )
 
 
@@ -99,7 +102,8 @@ def _problems(evidence: Evidence) -> list[str]:
     for name, right in expected.witness.items():
         found = {fact["witness"][name] for fact in evidence.facts} - {right}
         if found:
-            problems.append(f"witness {name}: {', '.join(map(str, sorted(found)))} instead of {right}")
+            came_out = ", ".join(map(str, sorted(found)))
+            problems.append(f"the exact value sent through the reducer ({name}) is {came_out} instead of {right}")
     if clipped := evidence.clipped_wrongly():
         first = clipped[0]
         where = f"{first.name} on rank {first.fact['rank']}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import isnan
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -83,7 +84,27 @@ def closing_lines(verdicts: Sequence[Verdict], ranks: int, seconds: float) -> li
         if verdict.cause is not None:
             lines.append(f"  cause: {verdict.cause}")
     lines += [f"{verdict.layout}: {note}" for verdict in verdicts for note in verdict.notes]
+    return [part for line in lines for part in (_folded(line) or [""])]
+
+
+def allowed_lines(verdicts: Sequence[Verdict]) -> list[str]:
+    """What "off by" may be: one line where that is one thing for all layouts, else one for each."""
+    by_bounds: dict[tuple[float, float], list[str]] = {}
+    for verdict in verdicts:
+        if any(verdict.allowed):
+            by_bounds.setdefault(verdict.allowed, []).append(verdict.layout)
+    usual = max(by_bounds, key=lambda bounds: len(by_bounds[bounds]), default=None)
+    lines = []
+    for bounds, layouts in sorted(by_bounds.items(), key=lambda entry: entry[0] != usual):
+        which = "" if bounds == usual else f" in {', '.join(layouts)}"
+        lines += _folded(f"off by: relative, at most {bounds[0]:.0e} (norm) and {bounds[1]:.0e} (gradients){which}")
     return lines
+
+
+def _folded(line: str) -> list[str]:
+    """``line`` in lines of the table's width, those after the first indented by two more."""
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return wrap(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def verdict_json(verdict: Verdict) -> dict[str, Any]:
@@ -101,6 +122,8 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
         "holds": verdict.holds,
         "problems": list(verdict.problems),
         "notes": list(verdict.notes),
+        "allowed_norm_difference": verdict.allowed[0],
+        "allowed_gradient_difference": verdict.allowed[1],
         "cause": verdict.cause.id if verdict.cause else None,
         "evidence": verdict.cause.evidence if verdict.cause else None,
     }

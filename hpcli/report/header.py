@@ -27,8 +27,11 @@ def header_lines(event: Mapping[str, Any]) -> Iterator[str]:
 
 
 def mesh_text(mesh: Mapping[str, int], world_size: int) -> str:
-    """``dp_replicate 2 x dp_shard 4``: the axes of more than one rank."""
-    axes = " x ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1)
+    """``dp_replicate 2 x dp_shard 4``: the axes of more than one rank. Expert parallelism is no axis but a part of ``dp_shard``."""
+    experts = f" (ep {mesh['ep']})" if mesh.get("ep", 1) > 1 else ""
+    axes = " x ".join(
+        f"{axis} {size}{experts if axis == 'dp_shard' else ''}" for axis, size in mesh.items() if size > 1 and axis != "ep"
+    )
     return f"{axes} = {count_text(world_size, 'rank')}" if axes else count_text(world_size, "rank")
 
 

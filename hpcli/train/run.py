@@ -122,7 +122,7 @@ def _start(resolved: ResolvedConfig, device: str, config_file: Path, output: Pat
         "output": str(output),
         "world_size": resolved.world_size,
         "steps": training.steps,
-        "mesh": {axis: getattr(mesh, axis) for axis in mesh.active_axes},
+        "mesh": {axis: getattr(mesh, axis) for axis in mesh.active_axes} | ({"ep": mesh.ep} if mesh.ep > 1 else {}),
         "platform": config.platform,
         "device": device,
         "dtypes": {

@@ -17,7 +17,7 @@ def test_a_layout_that_holds_is_shown_in_a_table_of_at_most_100_columns(hpcli):
 def test_json_has_an_event_for_each_layout_and_a_summary(hpcli, good):
     done = hpcli("check-norm", good, "--json")
     layout, summary = map(json.loads, done.stdout.splitlines())
-    assert (layout["layout"], layout["holds"], layout["ranks_equal"], layout["collectives_per_clip"]) == ("config", True, True, 1)
+    assert (layout["layout"], layout["holds"], layout["ranks_equal"], layout["collectives_per_clip"]) == ("good", True, True, 1)
     assert layout["relative_difference"] < 1e-6
     assert (summary["holds"], summary["ranks"], summary["failed"]) == (True, 4, [])
     assert done.returncode == 0
@@ -34,7 +34,7 @@ def test_a_planted_fault_that_the_layout_cannot_show_fails_too(hpcli):
     done = hpcli("check-norm", "--ranks", "2", "--layout", "fsdp2", "--inject", "tied-counted-twice")
     assert done.returncode == 1
     assert "1 layout on 2 ranks: all hold" in done.stdout
-    assert done.stdout.rstrip().endswith("NOT NAMED: the check does not see this fault here")
+    assert done.stdout.rstrip().endswith("NOT NAMED: not seen here; on 4 ranks, pp2-fsdp2-tied is the layout that shows it")
 
 
 def test_the_faults_are_listed(hpcli):
