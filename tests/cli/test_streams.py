@@ -81,7 +81,7 @@ def test_whatever_a_command_raises_ends_as_a_message(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(app, "_overrides", fail)
+    monkeypatch.setattr(app, "overrides_of", fail)
     monkeypatch.setattr("hpcli.report.failures.silence", lambda stream: None)
     assert app.main(["validate", "x.yaml"]) == code
     said = capfd.readouterr().err
