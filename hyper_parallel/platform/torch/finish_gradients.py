@@ -250,7 +250,8 @@ def _reduce(
         dist.all_reduce(buffer, group=group)
         if dtype == widest or not buffer[-1]:
             told = [[int(code) for code in row] for row in notes.tolist()]
-            return told, {id(member): piece for member, piece in zip(summed, pieces, strict=True)}
+            met = widest if buffer[-1] else torch.float32
+            return told, {id(member): piece.to(met) for member, piece in zip(summed, pieces, strict=True)}
         dtype = widest
 
 

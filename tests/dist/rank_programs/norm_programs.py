@@ -271,3 +271,17 @@ def local_shapes(shapes: list[list[int]]) -> list[list[int]]:
     """What FSDP2 really leaves of each parameter on this rank."""
     model = hyper_parallel.fully_shard(Weights(shapes), mesh=_mesh(dist.get_world_size()))
     return [list(parameter.to_local().shape) for parameter in model.parameters()]
+
+
+def equal_meshes_of_two_roots() -> dict[str, Any]:
+    """Half of the ranks used an equal mesh of another root before, and torch's cache of layouts may hand that out here."""
+    before = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("a", "x", "b"))
+    if dist.get_rank() >= 2:
+        with_local_gradient([0.0], before["a"], "S0")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    row, column = mesh.get_coordinate() or (0, 0)
+    return _told(
+        grad_norm_report(
+            [with_local_gradient([1.0 + row], mesh["a"], "S0"), with_local_gradient([2.0 + 2 * column], mesh["b"], "S0")]
+        )
+    )

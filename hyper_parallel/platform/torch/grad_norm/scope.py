@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -122,9 +123,11 @@ def _spanning(meshes: list[DeviceMesh]) -> DeviceMesh:
     whole = [candidate for candidate in meshes if len(mesh_ranks(candidate)) == len(union)]
     if whole:
         return min(whole, key=lambda candidate: candidate.ndim)
-    roots = {id(root): root for root in (candidate._get_root_mesh() for candidate in meshes)}
-    if len(roots) == 1:
-        (root,) = roots.values()
+    roots = [candidate._get_root_mesh() for candidate in meshes]
+    # compared by their ranks: torch's cache of layouts hands out equal meshes that were cut from another root over the same ranks
+    if len({tuple(root._rank_map.tolist()) for root in roots}) == 1:
+        extents = [(math.prod(root.shape[axis] for axis in _axes_in_use(root, meshes)), root) for root in roots]
+        root = min(extents, key=lambda extent: extent[0])[1]
         axes = _axes_in_use(root, meshes)
         if len(axes) == root.ndim:
             return root

@@ -57,6 +57,12 @@ def test_plain_parameters_beside_sharded_ones_count_once(on_ranks):
     assert [r["clipped"][1] for r in results] == [[pytest.approx(0.3, rel=1e-6), pytest.approx(0.5, rel=1e-6)]] * 4
 
 
+def test_meshes_are_known_by_their_ranks_and_not_by_the_root_they_were_cut_from(on_ranks):
+    results = on_ranks("norm_programs:equal_meshes_of_two_roots", 4)
+    assert the_same(results) == 5.0  # 1 + 4 + 4 + 16
+    assert results[3]["ranks"] == [0, 1, 2, 3]
+
+
 def test_uneven_and_empty_shards_for_every_order(on_ranks):
     orders = [2, 1, 3, 0.5, "inf", "-inf", 0]
     n = range(1, 12)
