@@ -47,7 +47,12 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True)
 class ParallelMesh:
-    """The degrees of parallelism of one run. Build it with :func:`resolve_mesh`, which checks it against the ranks."""
+    """The degrees of parallelism of one run. Their product is the number of ranks; only ``ep`` multiplies none, since it is taken
+    out of ``dp_shard``.
+
+    Raises:
+        LayoutError: (a ValueError) a degree that is no whole number of at least 1, or ``ep`` that does not divide ``dp_shard``.
+    """
 
     pp: int = 1
     dp_replicate: int = 1
