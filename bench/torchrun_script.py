@@ -73,7 +73,7 @@ def main():
     torch.manual_seed(0)
     model = Decoder()
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    for layer in model.layers.values():
+    for layer in model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
