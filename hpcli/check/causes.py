@@ -60,6 +60,7 @@ CAUSES = {
     "clipped-wrongly": "the norm is right and the gradients are not multiplied by what it asks for",
     "parts-misreported": "the norm is right and the parts of it that are told rank by rank are not",
     "norm-type-differs": "the 2-norm is right, and the norm of the type that the configuration asks for is not",
+    "sums-wrong": "exact values do not come out of the reducer as their sum: gradients that go through it are wrong too",
     "losses-differ": "the loss differs from the reference",
     "offload-changes-bits": "a run with offload is not bit for bit the run without",
     "rank-failed": "a rank failed",

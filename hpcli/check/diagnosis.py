@@ -117,14 +117,15 @@ def _parts_add_up(evidence: Evidence, ratios: dict[str, float]) -> bool:
 def _disagreement(evidence: Evidence) -> Iterator[Cause]:
     if len(evidence.norm_bits) == 1:
         return
-    listed = ", ".join(f"{norm:.6g}" for norm in evidence.norms[:4]) + (", ..." if len(evidence.norms) > 4 else "")
+    digits = next(n for n in (6, 9, 17) if n == 17 or len({f"{norm:.{n}g}" for norm in evidence.norms}) > 1)
+    listed = ", ".join(f"{norm:.{digits}g}" for norm in evidence.norms[:4]) + (", ..." if len(evidence.norms) > 4 else "")
     if evidence.degrees.pp > 1 and all(
         close(norm, evidence.stage_norm(fact)) for norm, fact in zip(evidence.norms, evidence.facts, strict=True)
     ):
         yield Cause("stage-local-norm", f"rank by rank {listed}; all stages together {evidence.expected.norm:.6g}")
     if all(close(norm, evidence.held(fact)) for norm, fact in zip(evidence.norms, evidence.facts, strict=True)):
         yield Cause("local-norm-returned", f"rank by rank {listed}; all ranks together {evidence.expected.norm:.6g}")
-    yield Cause("ranks-disagree", f"rank by rank {listed}; reference {evidence.expected.norm:.6g}")
+    yield Cause("ranks-disagree", f"rank by rank {listed}; reference {evidence.expected.norm:.{digits}g}")
 
 
 def _combination(evidence: Evidence) -> Iterator[Cause]:
@@ -188,8 +189,12 @@ def _clipping(evidence: Evidence) -> Iterator[Cause]:
 
 
 def _rest(evidence: Evidence) -> Iterator[Cause]:
-    if not close(evidence.loss, evidence.expected.loss, 1e-3):
+    if not close(evidence.loss, evidence.expected.loss, evidence.expected.loss_tolerance):
         yield Cause("losses-differ", f"loss {evidence.loss:.9g}, reference {evidence.expected.loss:.9g}")
+    for name, right in evidence.expected.witness.items():
+        for fact in evidence.facts:
+            if fact["witness"][name] != right:
+                yield Cause("sums-wrong", f"{right} ({name}) came out as {fact['witness'][name]} on rank {fact['rank']}")
     other = evidence.of_type()
     if other is not None and not close(*other, 1e-6):
         yield Cause("norm-type-differs", f"{other[0]:.9g} instead of {other[1]:.9g}")

@@ -38,6 +38,11 @@ class Expected(NamedTuple):
     def norm(self) -> float:
         return math.sqrt(math.fsum(self.squares.values()))
 
+    @property
+    def loss_tolerance(self) -> float:
+        """Relative."""
+        return max(self.norm_tolerance, 1e-6)
+
 
 class Degrees(NamedTuple):
     """The degrees of parallelism that a cause may follow from."""

@@ -97,7 +97,7 @@ def _problems(evidence: Evidence) -> list[str]:
     if wrong := evidence.wrong():
         shown = "; ".join(_worst_of_classes(wrong))
         problems.append(f"{len(wrong)} gradient shards differ from the reference: {shown}")
-    if not close(evidence.loss, expected.loss, max(expected.norm_tolerance, 1e-6)):
+    if not close(evidence.loss, expected.loss, expected.loss_tolerance):
         problems.append(f"loss {evidence.loss:.9g}, reference {expected.loss:.9g}")
     for name, right in expected.witness.items():
         found = {fact["witness"][name] for fact in evidence.facts} - {right}

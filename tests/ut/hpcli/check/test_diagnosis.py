@@ -61,6 +61,23 @@ def cause(facts: list[dict[str, Any]], expected: Expected = EXPECTED, degrees: D
     return found.id
 
 
+def test_norms_that_differ_in_the_last_bit_are_told_apart_in_words():
+    found = verdict([fact(0, 5.0, 3.0), fact(1, 5.0 + 2.0**-21, 4.0)]).cause
+    assert found is not None and found.evidence == "rank by rank 5, 5.00000048; reference 5"
+
+
+def test_a_wrong_sum_alone_is_named():
+    witness = {"reduced": 1.0009765625}
+    facts = [fact(rank, 5.0, right, witness={"reduced": 2.001953125}) for rank, right in ((0, 3.0), (1, 4.0))]
+    found = verdict(facts, EXPECTED._replace(witness=witness)).cause
+    assert found is not None and found.id == "sums-wrong"
+    assert found.evidence == "1.0009765625 (reduced) came out as 2.001953125 on rank 0"
+
+
+def test_a_slightly_wrong_loss_is_named():
+    assert cause([fact(0, 5.0, 3.0, loss=1.0001), fact(1, 5.0, 4.0)]) == "losses-differ"
+
+
 def test_what_is_right_holds():
     right = verdict([fact(0, 5.0, 3.0), fact(1, 5.0, 4.0)])
     assert right.holds
