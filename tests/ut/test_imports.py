@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,11 @@ def test_public_names_are_loaded_when_they_are_used_and_others_are_refused():
 def test_no_file_is_long(package):
     lengths = {path.name: len(path.read_text().splitlines()) for path in package.rglob("*.py")}
     assert {name: length for name, length in lengths.items() if length > LONGEST_FILE} == {}
+
+
+def test_no_folder_of_tests_is_left_out(pytestconfig: pytest.Config) -> None:
+    """pytest's own list leaves out every folder called dist."""
+    folders = {path.parent for path in Path(__file__).parents[1].rglob("test_*.py")}
+    names = {part for folder in folders for part in folder.relative_to(Path(__file__).parents[1]).parts}
+    left_out = {name for name in names for pattern in pytestconfig.getini("norecursedirs") if fnmatch(name, pattern)}
+    assert "dist" in names and not left_out

@@ -26,6 +26,7 @@ class _Kind(NamedTuple):
         outs: names of its ``out=`` arguments.
         takes_generator, draws: has an argument for a random generator; uses random numbers.
         host_indices: CPU tensors of any size are allowed.
+        tensors: positions of its tensor arguments.
     """
 
     view: bool
@@ -33,6 +34,7 @@ class _Kind(NamedTuple):
     takes_generator: bool
     draws: bool
     host_indices: bool
+    tensors: tuple[int, ...]
 
 
 _kinds: dict[OpOverload, _Kind] = {}
@@ -48,6 +50,7 @@ def _kind(op: OpOverload) -> _Kind:
             takes_generator=any(argument.name == "generator" for argument in schema.arguments),
             draws=torch.Tag.nondeterministic_seeded in op.tags,
             host_indices=schema.name.partition("::")[2] in _HOST_INDICES,
+            tensors=tuple(place for place, argument in enumerate(schema.arguments) if str(argument.type) == "Tensor"),
         )
     return found
 
@@ -130,8 +133,10 @@ def run_on_host(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         )
     if kind.takes_generator or kind.draws:
         generator.advance(host_kwargs if kind.takes_generator else None)
+    # torch hands over a number that it had wrapped into a tensor as a number again, which not every overload for tensors takes
+    numbers = any(isinstance(host_args[place], (int, float, complex)) for place in kind.tensors if place < len(host_args))
     try:
-        result = op(*host_args, **host_kwargs)
+        result = (op.overloadpacket if numbers else op)(*host_args, **host_kwargs)
     except NotImplementedError as error:
         raise NotImplementedError(
             f"the simulated NPU has no kernel for {op}: it borrows the CPU's, which has none ({_first_line(error)})"

@@ -26,6 +26,6 @@ for _ in range(5):
     optimizer.zero_grad()
     losses.append(loss.item())
 assert losses[-1] < losses[0], losses
-print(f"rank {dist.get_rank()} done {norms}")
+print(f"rank {dist.get_rank()} done {norms}\n", end="", flush=True)  # in one piece
 dist.barrier()
 dist.destroy_process_group()

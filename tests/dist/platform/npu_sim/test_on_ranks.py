@@ -107,7 +107,6 @@ def test_strict_mode_refuses_torchs_clip_of_mixed_dtypes(on_npu_ranks: Ranks) ->
     assert accepted["norm"] == 5.0
 
 
-@pytest.mark.xfail(raises=KeyError, reason="the norm still squares in float64 on the device", strict=False)
 def test_our_clip_of_mixed_dtypes_runs_in_strict_mode(on_npu_ranks: Ranks) -> None:
     (clipped,) = on_npu_ranks("npu_programs:clip_mixed_dtypes", 1, clip="ours", strict_dtypes=True)
     assert clipped["norm"] == 5.0

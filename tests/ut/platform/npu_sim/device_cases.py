@@ -257,3 +257,10 @@ def test_no_warning_is_left_over():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         npu_sim.install()
+
+
+def test_a_number_beside_a_tensor_finds_the_overload_for_numbers():
+    bits = torch.tensor([1.5, 6.0], device="npu").view(torch.int32)
+    assert (bits & 0x7F800000).view(torch.float32).tolist() == [1.0, 4.0]
+    assert (torch.tensor([5, 6], device="npu") ^ 3).tolist() == [6, 5]
+    assert (torch.tensor([5, 6], device="npu") % 4).tolist() == [1, 2]
