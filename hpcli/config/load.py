@@ -47,7 +47,9 @@ class LoadedConfig:
         return tuple(key.split(".")) in self.places
 
     def problem(self, key: str, message: str) -> Problem:
-        """A problem at the place of `key` (dotted), or of the section around it."""
+        """A problem at the place of `key` (dotted), or of the section around it; of the whole where it came from no file."""
+        if not self.places:
+            return Problem(self.file, None, None, key, message)
         place = nearest_place(key.split("."), dict(self.places))
         return Problem(place.source, place.line, None, key, message)
 

@@ -80,7 +80,9 @@ def closing_lines(verdicts: Sequence[Verdict], ranks: int, seconds: float) -> li
     for verdict in failed:
         lines.append("")
         lines.append(f"{verdict.layout}:")
-        lines += [f"  - {problem}" for problem in verdict.problems]
+        for problem in verdict.problems:
+            first, *more = problem.splitlines()
+            lines += [f"  - {first}", *(f"    {line.strip()}" for line in more)]
         if verdict.cause is not None:
             lines.append(f"  cause: {verdict.cause}")
     lines += [f"{verdict.layout}: {note}" for verdict in verdicts for note in verdict.notes]

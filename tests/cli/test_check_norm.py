@@ -56,10 +56,13 @@ def test_the_faults_are_listed(hpcli):
         (("--ranks", "2", "--inject", "expert-half-dropped"), "does not exist on 2 ranks; 4 ranks carry every fault"),
         (("--ranks", "2", "--platform", "jax"), "'jax' is not available in this version"),
         (("--ranks", "2", "--device", "tpu"), "'tpu': one of auto, cpu"),
+        (("--ranks", "2", "--device", "cuda"), "cuda: there is no such device on this machine"),
+        (("--ranks", "2", "--device", "npu"), "npu: there is no such device on this machine"),
+        (("--ranks", "17", "--layout", "nosuch"), "there is no layout 'nosuch'. There are: fsdp17, ddp17"),
     ],
 )
 def test_a_request_that_cannot_be_is_refused_with_one_message(hpcli, arguments, message):
-    done = hpcli("check-norm", *arguments)
+    done = hpcli("check-norm", *arguments, env={"CUDA_VISIBLE_DEVICES": "", "ASCEND_RT_VISIBLE_DEVICES": ""})
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
