@@ -1,8 +1,8 @@
 """What one process computes for a layout: the reference of check-norm.
 
-It uses the models and nothing else of the library: neither the clip nor its norm, no sharding, no process group. In float32
-every sequence's gradient is added up in float64. In low precision the layout's own split of the batch is replayed, in the
-dtypes of its policy, since what a right run gives there depends on where it rounds.
+It uses the models and, but for a device's name, nothing else of the library: neither the clip nor its norm, no sharding, no
+process group. In float32 every sequence's gradient is added up in float64. In low precision the layout's own split of the batch is replayed, in the
+dtypes of its policy and on its device, since what a right run gives there depends on where it rounds.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from hpcli.config.schema import Config
 from hpcli.data.text import IGNORED, Batch
 from hpcli.launch.context import RankContext
 from hpcli.models.torch.build import build_model
+from hyper_parallel.platform.torch.mesh import torch_device_type
 
 Gradients = dict[str, torch.Tensor]
 Weights = dict[str, float]
@@ -30,15 +31,17 @@ micro-batches and ranks of their own means."""
 
 
 def run(context: RankContext, payload: dict[str, Any]) -> None:
-    """Write the references of ``payload["layouts"]`` (config, data_parallel) into ``payload["folder"]``, this rank's share
-    of them, and tell their losses."""
+    """Write the references of ``payload["layouts"]`` (config, data_parallel) for ``payload["device"]`` into
+    ``payload["folder"]``, this rank's share of them, and tell their losses."""
     torch.set_num_threads(1)
+    device = torch.device(torch_device_type(payload["device"]))
     for number, layout in enumerate(payload["layouts"]):
         if number % context.world_size == context.rank:
             context.progress(number, "build")
             config = Config.model_validate(layout["config"])
+            path = Path(payload["folder"]) / f"{number}.npz"
             try:
-                loss = write_reference(config, layout["data_parallel"], Path(payload["folder"]) / f"{number}.npz")
+                loss = write_reference(config, layout["data_parallel"], path, device)
             except OSError as error:
                 told = f"cannot write to {payload['folder']}: {error.strerror or error}; TMPDIR names another place for it"
                 context.emit({"layout": number, "error": told})
@@ -48,7 +51,9 @@ def run(context: RankContext, payload: dict[str, Any]) -> None:
                 context.emit({"layout": number, "loss": loss})
 
 
-def write_reference(config: Config, data_parallel: int, path: Path) -> float:
+def write_reference(
+    config: Config, data_parallel: int, path: Path, device: torch.device = torch.device("cpu")  # noqa: B008 (immutable)
+) -> float:
     """The gradients of every parameter in every variant, float64, as ``VARIANT/NAME``; returns the loss."""
     split = _split(config, data_parallel)
     parts = [batch for share in split for batch in share]
@@ -67,9 +72,9 @@ def write_reference(config: Config, data_parallel: int, path: Path) -> float:
     ]
     variants, loss = _in_float64(config, weighted, valid)
     if config.training.compute_dtype != "float32":
-        variants["right"], loss = _replayed(config, split, valid)
+        variants["right"], loss = _replayed(config, split, valid, device)
     arrays: dict[str, Any] = {
-        f"{variant}/{name}": gradient.double().numpy()
+        f"{variant}/{name}": gradient.cpu().double().numpy()
         for variant, gradients in variants.items()
         for name, gradient in gradients.items()
     }
@@ -118,13 +123,15 @@ def _in_float64(
     return sums, loss
 
 
-def _replayed(config: Config, split: Sequence[Sequence[Batch]], valid: int) -> tuple[Gradients, float]:
+def _replayed(
+    config: Config, split: Sequence[Sequence[Batch]], valid: int, device: torch.device
+) -> tuple[Gradients, float]:
     """The same micro-batches and ranks, rounded where the run rounds: storage, computation, accumulation, reduction."""
     training = config.training
     compute = getattr(torch, training.compute_dtype)
     reduce = torch.float32 if training.accumulate_allreduce_grads_in_fp32 else compute
     model = build_model(config.model, config.training.seed)
-    model = model.to(getattr(torch, training.params_dtype)).to(compute)
+    model = model.to(getattr(torch, training.params_dtype)).to(device, compute)
     sums: Gradients = {}
     loss = 0.0
     for share in split:
@@ -140,8 +147,9 @@ def _replayed(config: Config, split: Sequence[Sequence[Batch]], valid: int) -> t
 
 
 def _backward(model: torch.nn.Module, batch: Batch, divisor: int) -> float:
-    logits = model(*map(torch.from_numpy, batch.model_inputs()))
-    labels = torch.from_numpy(batch.labels).flatten()
+    device = next(model.parameters()).device
+    logits = model(*(torch.from_numpy(array).to(device) for array in batch.model_inputs()))
+    labels = torch.from_numpy(batch.labels).flatten().to(device)
     loss = F.cross_entropy(logits.flatten(0, 1).float(), labels, ignore_index=IGNORED, reduction="sum") / divisor
     loss.backward()
     return float(loss.detach())

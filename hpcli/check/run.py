@@ -47,7 +47,7 @@ def check(
     warm_up = WARM_UP if device == "cpu" else None
     with RankServer(device, warm_up=warm_up) as server, tempfile.TemporaryDirectory(prefix="hpcli-check-") as folder:
         progress(0, len(layouts), "reference")
-        references = _references(server, layouts, Path(folder), timeout_seconds)
+        references = _references(server, layouts, device, Path(folder), timeout_seconds)
         for number, (layout, fault) in enumerate(zip_longest(layouts, faults[: len(layouts)])):
             progress(number, len(layouts), layout.name)
             began = time.perf_counter()
@@ -73,7 +73,7 @@ def check(
 
 
 def _references(
-    server: RankServer, layouts: Sequence[Layout], folder: Path, timeout_seconds: float
+    server: RankServer, layouts: Sequence[Layout], device: str, folder: Path, timeout_seconds: float
 ) -> list[dict[str, Any]]:
     """What became of every layout's reference: its file, and its loss or an error. Layouts that train the same model on the same
     split of the batch share one."""
@@ -87,7 +87,7 @@ def _references(
     told: dict[int, dict[str, Any]] = {}
     server.run(
         REFERENCE_PROGRAM,
-        {"layouts": list(entries.values()), "folder": str(folder)},
+        {"layouts": list(entries.values()), "folder": str(folder), "device": device},
         min(REFERENCE_RANKS, len(entries)),
         timeout_seconds=timeout_seconds,
         on_event=lambda event: told.update({event["layout"]: event}),

@@ -11,9 +11,10 @@ from hpcli.check.run import check
 from hpcli.faults.registry import faults
 
 
-@pytest.mark.parametrize("ranks", [3, pytest.param(8, marks=pytest.mark.long), pytest.param(16, marks=pytest.mark.long)])
-def test_every_layout_holds(ranks):
-    verdicts = list(check(matrix(ranks)))
+@pytest.mark.parametrize("device", ["cpu", "sim-npu"])
+@pytest.mark.parametrize("ranks", [3, 4, pytest.param(8, marks=pytest.mark.long), pytest.param(16, marks=pytest.mark.long)])
+def test_every_layout_holds(ranks, device):
+    verdicts = list(check(matrix(ranks, device), device=device))
     assert [(verdict.layout, verdict.problems) for verdict in verdicts if not verdict.holds] == []
     assert all(verdict.collectives == 1 and verdict.equal for verdict in verdicts)
 

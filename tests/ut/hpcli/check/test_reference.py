@@ -46,6 +46,7 @@ def test_a_full_disk_names_the_folder_and_fails_the_layout_alone(monkeypatch, tm
     told = []
     context = SimpleNamespace(rank=0, world_size=1, progress=lambda *_: None, emit=told.append)
     config = matrix(1)[0].resolved.config.model_dump(mode="json")
-    reference.run(context, {"layouts": [{"config": config, "data_parallel": 1}] * 2, "folder": str(tmp_path)})
+    layouts = [{"config": config, "data_parallel": 1}] * 2
+    reference.run(context, {"layouts": layouts, "device": "cpu", "folder": str(tmp_path)})
     assert [event["layout"] for event in told] == [0, 1]
     assert told[0]["error"] == f"cannot write to {tmp_path}: No space left on device; TMPDIR names another place for it"
