@@ -13,12 +13,15 @@ from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import hyper_parallel
+from hpcli.config.load import LoadedConfig
 from hpcli.config.schema import Config
+from hpcli.config.validate import resolve_config
 from hpcli.data.documents import load_documents
 from hpcli.data.text import TextBatches
 from hpcli.launch.context import RankContext
 from hpcli.train.torch_engine import TorchEngine
 from hyper_parallel import ParallelMesh
+from hyper_parallel.core.mesh import CONFIG_KEYS
 from hyper_parallel.platform.npu_sim import copies
 
 
@@ -46,10 +49,13 @@ def call(context: RankContext, payload: dict[str, Any]) -> None:
 
 def train(config: dict[str, Any], mesh: dict[str, int], steps: int = 2) -> dict[str, Any]:
     """Losses and norms of ``steps`` steps in hexadecimal, where everything lived, and the copies of each step."""
-    settings, layout = Config.model_validate(config), ParallelMesh(**mesh)
+    layout = ParallelMesh(**mesh)
+    degrees = {CONFIG_KEYS[axis]: size for axis, size in mesh.items()}
+    given = Config.model_validate({**config, "parallelism": degrees, "device": "sim-npu"})
+    settings = resolve_config(LoadedConfig(given, "test", {}), ranks=layout.world_size).config
     engine = TorchEngine(settings, layout, "sim-npu")
     told: dict[str, Any] = {"losses": [], "norms": [], "copies": [], "computed on": set(), "pinned": set()}
-    engine.parts[0].head.register_forward_hook(  # type: ignore[union-attr]
+    list(engine.parts[0].layers.values())[-1].ffn_norm.register_forward_hook(  # type: ignore[operator]
         lambda module, inputs, output: told["computed on"].update((str(module.weight.device), str(output.device)))
     )
     training = settings.training

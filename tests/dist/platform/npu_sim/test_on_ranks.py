@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,34 +23,43 @@ SIZES = {
     "tie_embeddings": False,
     "freeze": [],
 }
+MOE = {"preset": "moe-tiny", "hidden_size": 16, "num_layers": 2, "num_heads": 2, "ffn_size": 32, "expert_ffn_size": 8}
 NO_BACKEND = "No backend type associated with device type cpu"
 
 
-def config(compute_dtype: str = "float32", micro_batch_size: int = 1, **fsdp: Any) -> dict[str, Any]:
+def config(
+    compute_dtype: str = "float32", micro_batch_size: int = 1, model: dict[str, Any] = SIZES, **fsdp: Any
+) -> dict[str, Any]:
     training = {"global_batch_size": 8, "seq_length": 16, "micro_batch_size": micro_batch_size}
-    return {"model": SIZES, "training": training | {"compute_dtype": compute_dtype}, "fsdp_config": fsdp}
+    return {"model": model, "training": training | {"compute_dtype": compute_dtype}, "fsdp_config": fsdp}
 
 
 # -- offload ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("mesh", "compute_dtype"),
+    ("mesh", "compute_dtype", "model"),
     [
-        ({"dp_shard": 2}, "float32"),
-        ({"dp_shard": 2}, "bfloat16"),
-        ({"dp_shard": 4}, "float32"),
-        ({"dp_replicate": 2, "dp_shard": 2}, "bfloat16"),
-        ({"dp_shard": 8}, "bfloat16"),
-        ({"dp_replicate": 2, "dp_shard": 4}, "float32"),
+        ({"dp_shard": 2}, "float32", SIZES),
+        ({"dp_shard": 2}, "bfloat16", SIZES),
+        ({"dp_shard": 4}, "float32", SIZES),
+        ({"dp_replicate": 2, "dp_shard": 2}, "bfloat16", SIZES),
+        ({"dp_shard": 8}, "bfloat16", SIZES),
+        ({"dp_replicate": 2, "dp_shard": 4}, "float32", SIZES),
+        ({"dp_shard": 2, "ep": 2, "tp": 2}, "float32", MOE),
+        ({"dp_shard": 4, "ep": 2, "tp": 2}, "bfloat16", MOE),
+        ({"pp": 2}, "float32", SIZES),
+        ({"pp": 2, "dp_shard": 4}, "bfloat16", SIZES),
     ],
-    ids=["fsdp2-fp32", "fsdp2-bf16", "fsdp4-fp32", "hsdp2x2-bf16", "fsdp8-bf16", "hsdp2x4-fp32"],
+    ids=lambda value: "x".join(f"{axis}{size}" for axis, size in value.items()) if "dp_shard" in value or "pp" in value else None,
 )
-def test_offload_moves_everything_and_changes_no_bit(on_npu_ranks: Ranks, mesh: dict[str, int], compute_dtype: str) -> None:
-    ranks = mesh["dp_shard"] * mesh.get("dp_replicate", 1)
-    here = on_npu_ranks("npu_programs:train", ranks, config=config(compute_dtype), mesh=mesh)
+def test_offload_moves_everything_and_changes_no_bit(
+    on_npu_ranks: Ranks, mesh: dict[str, int], compute_dtype: str, model: dict[str, Any]
+) -> None:
+    ranks = math.prod(size for axis, size in mesh.items() if axis != "ep")
+    here = on_npu_ranks("npu_programs:train", ranks, config=config(compute_dtype, model=model), mesh=mesh)
     fsdp = {"enable_offload": True, "pin_memory": ranks != 2}
-    away = on_npu_ranks("npu_programs:train", ranks, config=config(compute_dtype, **fsdp), mesh=mesh)
+    away = on_npu_ranks("npu_programs:train", ranks, config=config(compute_dtype, model=model, **fsdp), mesh=mesh)
     for rank, (stayed, moved) in enumerate(zip(here, away, strict=True)):
         assert moved["losses"] == stayed["losses"] == here[0]["losses"] and len(set(moved["losses"])) == 2
         assert moved["norms"] == stayed["norms"] == here[0]["norms"]
