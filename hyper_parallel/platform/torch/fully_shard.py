@@ -12,11 +12,12 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from torch.distributed.fsdp import MixedPrecisionPolicy as FSDPMixedPrecision
 from torch.distributed.fsdp import OffloadPolicy as FSDPOffload
 from torch.distributed.fsdp import fully_shard as fsdp_fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import Shard
 
 from hyper_parallel.core.mesh import ParallelMesh
 from hyper_parallel.core.precision import MixedPrecisionPolicy, OffloadPolicy
 from hyper_parallel.platform.torch.mesh import data_parallel_mesh
+from hyper_parallel.platform.torch.shared import local_of
 
 SHARD_DTYPE = torch.float32
 """Shards are the float32 master weights; the all-gather casts them to ``compute_dtype``. Plain FSDP2 over bfloat16 shards
@@ -92,20 +93,19 @@ def _fsdp_offload(policy: OffloadPolicy | None, device_type: str) -> FSDPOffload
     return FSDPOffload() if policy is None else CPUOffloadPolicy(pin_memory=policy.pins_on(device_type))
 
 
+@torch.no_grad()
 def _store_in_shard_dtype(module: nn.Module, policy: MixedPrecisionPolicy) -> None:
-    """Round the parameters to their storage dtype and hold them in SHARD_DTYPE."""
+    """Round the parameters to their storage dtype, and hold them in SHARD_DTYPE. Those that a unit inside holds already are not
+    moved: with offload they lie on another device than their mesh."""
     storage = getattr(torch, policy.params_dtype)
     for parameter in module.parameters():
-        if parameter.is_floating_point() and {parameter.dtype, storage} != {SHARD_DTYPE}:
-            parameter.data = _rounded(parameter.data, storage)
-
-
-def _rounded(tensor: torch.Tensor, storage: torch.dtype) -> torch.Tensor:
-    if not isinstance(tensor, DTensor):
-        return tensor.to(storage).to(SHARD_DTYPE)
-    local = tensor.to_local().to(storage).to(SHARD_DTYPE)  # as DTensor operations, each would be dispatched in Python
-    mesh, placements = tensor.device_mesh, tensor.placements
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride())
+        if not parameter.is_floating_point():
+            continue
+        if parameter.dtype != SHARD_DTYPE:
+            parameter.data = parameter.data.to(SHARD_DTYPE)
+        if storage != SHARD_DTYPE:
+            local = local_of(parameter)  # as an operation of DTensors, the rounding would be dispatched in Python
+            local.copy_(local.to(storage))
 
 
 def _widen_scalars(modules: Sequence[nn.Module]) -> None:

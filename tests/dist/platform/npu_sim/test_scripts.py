@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-FSDP4 = HERE.parents[3] / "examples" / "configs" / "fsdp4.yaml"
+CONFIGS = HERE.parents[3] / "examples" / "configs"
 
 
 def run(*command: str) -> str:
@@ -38,10 +38,31 @@ def test_a_script_of_ones_own_under_torchrun() -> None:
 
 def test_hpcli_trains_on_it_with_offload_in_strict_mode(tmp_path: Path) -> None:
     options = ("--device", "sim-npu", "--steps", "2", "--enable-offload", "--set", "device_options.strict_dtypes=true")
-    out = run("-m", "hpcli", "train", str(FSDP4), *options, "--json", "--output", str(tmp_path / "run"))
+    out = run("-m", "hpcli", "train", str(CONFIGS / "fsdp4.yaml"), *options, "--json", "--output", str(tmp_path / "run"))
     events = [json.loads(line) for line in out.splitlines()]
     steps = [event for event in events if event["event"] == "step"]
     (table,) = [event for event in events if event["event"] == "norm_table"]
     assert len(steps) == 2 and steps[1]["loss"] < steps[0]["loss"]
     assert [row["device"] for row in table["rows"]] == ["npu:0"] * 4
     assert {row["global_norm"] for row in table["rows"]} == {steps[1]["grad_norm"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("vlm_fsdp8_offload", 4),
+        ("vlm_moe_tp2_ep2_offload", 2),
+        ("tower_mini_fsdp8_ep8_offload", 3),
+        pytest.param("tower_mini_fsdp8_ep8_offload", 61, marks=pytest.mark.long),
+    ],
+)
+def test_the_reported_models_train_on_it_and_offload_changes_no_bit(tmp_path: Path, name: str, layers: int) -> None:
+    def steps(offload: str) -> list[tuple[float, float]]:
+        options = ("--device", "sim-npu", "--steps", "3", "--set", f"model.num_layers={layers}", offload, "--json")
+        out = run("-m", "hpcli", "train", str(CONFIGS / f"{name}.yaml"), *options, "--output", str(tmp_path / offload))
+        events = [json.loads(line) for line in out.splitlines()]
+        return [(event["loss"], event["grad_norm"]) for event in events if event["event"] == "step"]
+
+    moved, stayed = steps("--enable-offload"), steps("--no-enable-offload")
+    assert len(moved) == 3 and moved == stayed
+    assert moved[-1][0] < moved[0][0]
