@@ -212,11 +212,12 @@ def check_norm(
     if device is not None and device not in DEVICES:
         raise typer.BadParameter(f"{device!r}: one of {', '.join(DEVICES)}", param_hint="--device")
     where = resolved.config.device if resolved is not None else device or "cpu"
+    from hpcli.config.validate import MISSING_DEVICE
     from hpcli.doctor import accelerator_count
     from hpcli.train.run import device_type
 
     if accelerator_count(where) == 0:
-        raise typer.BadParameter(f"{where}: there is no such device on this machine", param_hint="--device")
+        raise typer.BadParameter(f"{where}: {MISSING_DEVICE}", param_hint="--device")
 
     code = command.check_norm(
         resolved, ranks=count, names=layout or [], device=device_type(where), inject=inject, json=as_json

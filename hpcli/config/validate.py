@@ -29,6 +29,8 @@ from hyper_parallel.core.mesh import (
 )
 from hyper_parallel.core.pipeline_layout import ZERO_BUBBLE_SCHEDULES, check_micro_batches
 
+MISSING_DEVICE = "there is no such device on this machine (`hpcli doctor` shows what is missing)"
+
 
 @dataclass(frozen=True)
 class ResolvedConfig:
@@ -68,7 +70,7 @@ def resolve_config(
     problems = list(_check_ranks(ranks, launcher_world_size))
     ranks_are_clear = not problems
     if config.device in ("cuda", "npu") and device_count == 0:
-        message = f"{config.device}: there is no such device on this machine; write auto or cpu"
+        message = f"{config.device}: {MISSING_DEVICE}; write auto or cpu"
         problems.append(loaded.problem("device", message))
     notices: list[str] = []
     mesh = None

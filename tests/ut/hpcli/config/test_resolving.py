@@ -265,7 +265,8 @@ def test_pinning_follows_the_device(resolve):
 
 def test_a_device_that_is_not_there_is_refused(problem):
     assert problem("device: cuda", device_count=0) == (
-        "x.yaml:1: device: cuda: there is no such device on this machine; write auto or cpu"
+        "x.yaml:1: device: cuda: there is no such device on this machine "
+        "(`hpcli doctor` shows what is missing); write auto or cpu"
     )
 
 
