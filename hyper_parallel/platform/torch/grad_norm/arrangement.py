@@ -8,7 +8,7 @@ gradient with an operation of its own costs several microseconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from hyper_parallel.core.norm import combine
-from hyper_parallel.platform.torch.grad_norm.local import alike, norm_of_flat, norm_of_many
+from hyper_parallel.platform.torch.grad_norm.local import alike, norm_of_flat, norm_of_pack, packs
 from hyper_parallel.platform.torch.grad_norm.partial import is_partial
 
 _address_of = torch.Tensor.data_ptr
@@ -74,18 +74,35 @@ class Buffer(NamedTuple):
         return locals_[self.first].as_strided((self.nbytes // self.dtype.itemsize,), (1,), 0)
 
 
+class Pack(NamedTuple):
+    """Small gradients that are read together.
+
+    Attributes:
+        members: picks them out of all gradients, as a tuple.
+        counts: they count on this rank.
+    """
+
+    members: Any
+    counts: bool
+
+
 class Arrangement:
-    """The buffers, and the gradients that lie in none of them, of one step and those like it."""
+    """The buffers, and the gradients that lie in none of them, of one step and those like it.
+
+    Attributes:
+        single: positions of gradients in no buffer, so ordered that neighbours can be concatenated.
+        partial: positions of gradients that are still to be summed over ranks: they do not count.
+        elements: that count on this rank.
+    """
 
     def __init__(
         self,
+        locals_: Sequence[torch.Tensor],
         present: bytes,
         layouts: list[Any],
         buffers: list[Buffer],
         single: list[int],
         counts: list[bool],
-        sizes: list[int],
-        float64: bool,
         partial: list[int],
         tied: list[bool],
     ) -> None:
@@ -94,12 +111,14 @@ class Arrangement:
         self.buffers = buffers
         self.single = single
         self.counts = counts
-        self.sizes = sizes
-        self.float64 = float64
-        self.partial = partial  # positions of gradients that are still to be summed over ranks: they do not count
         self.tied = tied
+        self.partial = partial
+        self.sizes = list(map(_size_of, locals_))
+        self.float64 = any(tensor.dtype in (torch.float64, torch.complex128) for tensor in locals_)
+        self.elements = sum(size for size, counted in zip(self.sizes, counts, strict=True) if counted)
         self._addresses: list[int] | None = None
-        self.elements = sum(size for size, counted in zip(sizes, counts, strict=True) if counted)
+        self._packs = self._packed(locals_, single)
+        self._scaled = [_picker([single[place] for place in group]) for group in alike([locals_[index] for index in single])]
 
     def holds(self, gradients: list[torch.Tensor], locals_: list[torch.Tensor], present: bytes) -> bool:
         """Whether this step's gradients lie as remembered. Reads addresses, and the padding where there is any."""
@@ -116,35 +135,53 @@ class Arrangement:
 
     def measure(self, locals_: list[torch.Tensor], p: float) -> LocalNorm:
         """The norms of the elements on this rank. One pass per buffer; the other gradients are packed."""
-        # Of replicas, one counts and another does not, and a copy that is tied to another stage counts elsewhere again. All cut
-        # what they hold into the same parts in the same order, so that equal gradients give equal bits.
         parts: list[tuple[bool, float]] = []
-        single = self.single
+        single = self._packs
         for buffer in self.buffers:
             if buffer.gaps is not None and p == -math.inf:  # padding zeros would be the minimum
-                single = [*single, *buffer.members(range(len(locals_)))]
+                single = self._packed(locals_, [*self.single, *buffer.members(range(len(locals_)))])
                 continue
             parts.append((buffer.counts, norm_of_flat(buffer.flat(locals_), p)))
-        for kind in ((False, True), (False, False), (True, True), (True, False)) if single else ():
-            chosen = [locals_[index] for index in single if (self.tied[index], self.counts[index]) == kind]
-            if chosen:
-                parts.append((kind[1], norm_of_many(chosen, p)))
+        parts += [(counted, norm_of_pack(members(locals_), p)) for members, counted in single]
         contributed = combine([norm for counted, norm in parts if counted], p)
         return LocalNorm(contributed, combine([norm for _, norm in parts], p), self.elements)
+
+    def _packed(self, locals_: Sequence[torch.Tensor], single: Sequence[int]) -> list[Pack]:
+        # Of replicas, one counts and another does not, and a copy that is tied to another stage counts elsewhere again. All cut
+        # what they hold into the same parts in the same order, so that equal gradients give equal bits.
+        result = []
+        for kind in ((False, True), (False, False), (True, True), (True, False)):
+            chosen = [index for index in single if (self.tied[index], self.counts[index]) == kind]
+            of_kind = packs([locals_[index] for index in chosen])
+            result += [Pack(_picker([chosen[place] for place in members]), kind[1]) for members in of_kind]
+        return result
 
     def scale(self, locals_: list[torch.Tensor], coefficient: float, *, foreach: bool = True) -> None:
         """Multiply every gradient once, in place, by ``coefficient`` in the gradient's own dtype and device."""
         for buffer in self.buffers:
             flat = buffer.flat(locals_)
             flat.mul_(_scalar_like(flat, coefficient))
-        single = {id(tensor): tensor for tensor in (locals_[index] for index in self.single)}
-        for tensors in alike(list(single.values())) if single else ():
+        for members in self._scaled:
+            tensors = members(locals_)
+            if len(set(map(id, tensors))) < len(tensors):  # two parameters share one gradient
+                tensors = tuple({id(tensor): tensor for tensor in tensors}.values())
             scalar = _scalar_like(tensors[0], coefficient)
             if foreach:
                 torch._foreach_mul_(tensors, scalar)
             else:
                 for tensor in tensors:
                     tensor.mul_(scalar)
+
+
+def _picker(positions: Sequence[int]) -> Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]:
+    """What takes the tensors at ``positions`` out of a list."""
+    if len(positions) == 1:
+        return lambda tensors: (tensors[positions[0]],)
+    return itemgetter(*positions)
+
+
+def _scalar_like(tensor: torch.Tensor, value: float) -> torch.Tensor:
+    return torch.tensor(value, dtype=tensor.dtype, device=tensor.device)
 
 
 def local_tensors(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -162,10 +199,6 @@ def _layouts(gradients: list[torch.Tensor]) -> list[Any]:
         return [gradient._spec for gradient in gradients]  # type: ignore[attr-defined]
     except AttributeError:
         return [getattr(gradient, "_spec", gradient.dtype) for gradient in gradients]
-
-
-def _scalar_like(tensor: torch.Tensor, value: float) -> torch.Tensor:
-    return torch.tensor(value, dtype=tensor.dtype, device=tensor.device)
 
 
 def arrange(
@@ -190,9 +223,7 @@ def arrange(
     empty = {index for index, tensor in enumerate(locals_) if not tensor.numel()}
     single = [index for index in range(len(locals_)) if index not in in_buffers and index not in empty]
     single.sort(key=lambda index: tuple(locals_[index].shape[1:]))  # neighbours that can be concatenated
-    sizes = list(map(_size_of, locals_))
-    float64 = any(tensor.dtype in (torch.float64, torch.complex128) for tensor in locals_)
-    return Arrangement(present, _layouts(gradients), buffers, single, counts, sizes, float64, partial, tied)
+    return Arrangement(locals_, present, _layouts(gradients), buffers, single, counts, partial, tied)
 
 
 def _buffer(

@@ -9,8 +9,8 @@ the rows do not cancel (equal elements: up to 5e-7), a sample of the rows shows 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from operator import attrgetter
+import threading
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,10 @@ from hyper_parallel.core.norm import combine, identity, scaled_root
 from hyper_parallel.platform.torch.grad_norm import two_float
 
 ROW = 512
-DIRECT_ELEMENTS = 1 << 16  # up to here float64 directly is as fast as rows
+DIRECT_ELEMENTS = 1 << 17  # up to here float64 directly is as fast as rows
 CHUNK_ELEMENTS = 1 << 18  # float64 temporaries of 2 MiB stay in the cache
-PACK_ELEMENTS = 1 << 15  # of small tensors, copied together and squared in float64 without leaving the cache
+PACK_ELEMENTS = 1 << 16  # of small tensors, copied together and squared in float64 without leaving the cache
+SCRATCH_ELEMENTS = 1 << 17  # memory that is kept to copy into: fresh memory costs more than the copy
 SAMPLED_ROWS = 64
 SAMPLED_FROM = 32  # rows of a block
 LARGEST_DRIFT = 5e-8
@@ -34,8 +35,6 @@ SMALLEST_SQUARE = 1e-26
 
 
 _size_of = torch.Tensor.numel
-_dtype_of = attrgetter("dtype")
-_device_of = attrgetter("device")
 
 
 def norm_of_flat(flat: torch.Tensor, p: float) -> float:
@@ -60,41 +59,69 @@ def norm_of_flat(flat: torch.Tensor, p: float) -> float:
 
 def norm_of_many(tensors: Sequence[torch.Tensor], p: float) -> float:
     """The p-norm of many tensors taken as one vector. Small ones are packed, so that each pass covers many."""
-    return combine((norm_of_flat(flat, p) for flat in _packed(tensors)), p)
+    return combine((norm_of_pack(tuple(tensors[index] for index in pack), p) for pack in packs(tensors)), p)
 
 
-def alike(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """The tensors by device and dtype, each list in their order."""
-    if len(set(map(_dtype_of, tensors))) == 1 == len(set(map(_device_of, tensors))):  # nearly always, and fast to see
-        return [list(tensors)]
-    groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+def packs(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Positions of tensors that are read together: of one dtype and device, PACK_ELEMENTS or a little more; a large one alone."""
+    result: list[list[int]] = []
+    for group in alike(tensors):
+        open_one: list[int] = []
+        filled = 0
+        for index in group:
+            size = tensors[index].numel()
+            if size >= PACK_ELEMENTS:
+                result.append([index])
+                continue
+            if filled >= PACK_ELEMENTS or not open_one:
+                open_one, filled = [], 0
+                result.append(open_one)
+            open_one.append(index)
+            filled += size
+    return result
+
+
+def norm_of_pack(tensors: tuple[torch.Tensor, ...], p: float) -> float:
+    """The p-norm of the tensors of one pack."""
+    if len(tensors) == 1:
+        return norm_of_flat(tensors[0].reshape(-1), p)
+    return norm_of_flat(_flat(tensors), p)
+
+
+def alike(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
+    """The positions of tensors of one device and dtype, each list in their order."""
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        groups.setdefault((tensor.device, tensor.dtype), []).append(index)
     return list(groups.values())
 
 
-def _packed(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield flat tensors that hold the same elements; small ones are copied together, PACK_ELEMENTS or a little more at once."""
-    for group in alike(tensors):
-        start = filled = 0
-        for end, size in enumerate(map(_size_of, group)):
-            if size >= PACK_ELEMENTS:
-                if start < end:
-                    yield _flat(group[start:end])
-                yield group[end].reshape(-1)
-                start, filled = end + 1, 0
-            elif filled >= PACK_ELEMENTS:
-                yield _flat(group[start:end])
-                start, filled = end, size
-            else:
-                filled += size
-        if start < len(group):
-            yield _flat(group[start:])
+class _Scratch(threading.local):
+    """Memory on the host that is written and read again, a tensor of each dtype for each thread."""
+
+    def __init__(self) -> None:
+        self.known: dict[torch.dtype, torch.Tensor] = {}
+
+    def take(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """A flat tensor whose values are whatever was there; valid until the next call for this dtype."""
+        if dtype not in self.known:
+            self.known[dtype] = torch.empty(SCRATCH_ELEMENTS, dtype=dtype)
+        return self.known[dtype][:elements]
 
 
-def _flat(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """One flat copy of all. Concatenating along the first dimension spares a view per tensor where shapes allow it."""
+_scratch = _Scratch()
+
+
+def _flat(tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """One flat copy of all, valid until the next call. Concatenating along the first dimension spares a view per tensor where
+    shapes allow it."""
+    first = tensors[0]
+    elements = sum(map(_size_of, tensors))
     try:
+        if first.is_cpu and elements <= SCRATCH_ELEMENTS:
+            whole = _scratch.take(elements, first.dtype)
+            torch.cat(tensors, out=whole.view(-1, *first.shape[1:]))
+            return whole
         return torch.cat(tensors).view(-1)
     except RuntimeError:
         return _flatten_dense_tensors(tensors)
@@ -164,7 +191,10 @@ def _sum_of_squares(flat: torch.Tensor) -> float:
     """In float64, or as good; the squares of float32 values neither overflow nor underflow there."""
     if not two_float.supports_float64(flat.device):
         return two_float.norm(flat.float(), 2) ** 2
-    wide = flat.double()
+    if flat.is_cpu and flat.numel() <= SCRATCH_ELEMENTS and flat.dtype != torch.float64:
+        wide = _scratch.take(flat.numel(), torch.float64).copy_(flat)
+    else:
+        wide = flat.double()
     return float(torch.dot(wide, wide))
 
 

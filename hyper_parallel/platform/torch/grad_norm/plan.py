@@ -251,10 +251,12 @@ def locate(
     if _latest is not None and _latest.mesh is mesh and not are_gradients:
         found = _latest.recognise(tensors)
     if _latest is None or found is None:
-        wrong = _not_tensors(tensors)
-        if wrong is not None:
-            tensors = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
-        plan = find_plan(tensors, mesh, are_gradients=are_gradients)
+        plan, wrong = _known_plan(tensors, mesh) if not are_gradients else None, None
+        if plan is None:
+            wrong = _not_tensors(tensors)
+            if wrong is not None:
+                tensors = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
+            plan = _new_plan(tensors, mesh, are_gradients=are_gradients)
         wrong = wrong or plan.error
         if wrong is not None:
             if plan.scope.group is None:
@@ -278,21 +280,25 @@ def _not_tensors(tensors: Sequence[Any]) -> Exception | None:
     return None
 
 
-def find_plan(tensors: Sequence[torch.Tensor], mesh: DeviceMesh | None, *, are_gradients: bool) -> GradientPlan:
-    """The plan for this list, from the cache when the same tensors with the same layouts were seen before.
+def _known_plan(tensors: Sequence[Any], mesh: DeviceMesh | None) -> GradientPlan | None:
+    """The plan for this list, where the same tensors with the same layouts were seen before.
 
     An id is only unique while its object lives, and a parameter may become another one in place (``Module.to`` swaps DTensors,
     which it could not do if the cache held so much as a weak reference): what a plan follows from is compared each time.
     """
-    if are_gradients:  # new tensors in every step
-        return GradientPlan(tensors, mesh, are_gradients=True)
-    key = (tuple(map(id, tensors)), id(mesh))
-    plan = _plans.get(key)
-    if plan is not None and plan.still_describes(tensors):
-        return plan
-    plan = _plans[key] = GradientPlan(tensors, mesh, are_gradients=False)
-    while len(_plans) > _PLANS_KEPT:
-        _plans.popitem(last=False)
+    plan = _plans.get((tuple(map(id, tensors)), id(mesh)))
+    try:
+        return plan if plan is not None and plan.still_describes(tensors) else None
+    except AttributeError:  # what is there now is no tensor
+        return None
+
+
+def _new_plan(tensors: Sequence[torch.Tensor], mesh: DeviceMesh | None, *, are_gradients: bool) -> GradientPlan:
+    plan = GradientPlan(tensors, mesh, are_gradients=are_gradients)
+    if not are_gradients:  # which are new tensors in every step
+        _plans[tuple(map(id, tensors)), id(mesh)] = plan
+        while len(_plans) > _PLANS_KEPT:
+            _plans.popitem(last=False)
     return plan
 
 
