@@ -11,11 +11,11 @@ from torch import nn
 import hyper_parallel
 from hpcli.config.schema import Config
 from hpcli.models.parallel import parallel_plan
+from hpcli.models.stages import StageLayers, held_stages
 from hpcli.models.torch.build import build_model
-from hpcli.models.torch.decoder import StageLayers, whole_model
 from hpcli.train.precision import precision_policy
 from hyper_parallel.core.mesh import ParallelMesh
-from hyper_parallel.core.pipeline_layout import V_SCHEDULES, layers_of_stage, stages_of_rank
+from hyper_parallel.core.pipeline_layout import V_SCHEDULES
 from hyper_parallel.core.precision import OffloadPolicy
 
 
@@ -73,17 +73,8 @@ class Parts(NamedTuple):
 def build_parts(config: Config, mesh: ParallelMesh, device: torch.device) -> Parts:
     """Build, initialise and parallelise what this rank holds. Collective: process groups are made."""
     parallelism, model = config.parallelism, config.model
-    interleave = parallelism.pipeline_parallel_interleave_num or 1
-    total = mesh.pp * interleave if mesh.pp > 1 else 1
-    indices, stages = [0], [whole_model(model)]
-    if mesh.pp > 1:
-        pp_rank = mesh.coordinates(dist.get_rank())["pp"]
-        indices = stages_of_rank(parallelism.pipeline_parallel_schedule, mesh.pp, interleave, pp_rank)
-        layers = [layers_of_stage(model.num_layers or 0, total, index) for index in indices]
-        stages = [
-            StageLayers(held.start, held.stop, index == 0, index == total - 1)
-            for index, held in zip(indices, layers, strict=True)
-        ]
+    pp_rank = mesh.coordinates(dist.get_rank())["pp"]
+    indices, stages, total = held_stages(model, parallelism, mesh, pp_rank)
     fsdp = config.fsdp_config
     offload = OffloadPolicy(fsdp.pin_memory) if fsdp.enable_offload else None
     modules = []

@@ -6,7 +6,8 @@ most one shorter piece, then empty ones. Buffers pad each piece to the full chun
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from hyper_parallel.core.plan import ParallelPlan, matching
@@ -70,3 +71,22 @@ def parameter_cuts(plan: ParallelPlan, mesh: ParallelMesh, name: str, rank: int)
     shards, ep = divmod(position["dp_shard"], mesh.ep)
     shard_dim = matching(plan.expert_shard_dims, name) or 0
     return [Cut(0, mesh.ep, ep), *tensor, Cut(shard_dim, mesh.dp_shard // mesh.ep, shards)]
+
+
+class ShardSizes(NamedTuple):
+    """Elements of one parameter on one rank: of its own piece, of the padded shard that buffers hold, and of the parameter once it
+    is gathered, which tensor and expert parallelism leave cut."""
+
+    held: int
+    shard: int
+    unsharded: int
+
+
+def shard_sizes(shape: tuple[int, ...], cuts: Sequence[Cut]) -> ShardSizes:
+    """What remains of a parameter after ``cuts``, of which the last one is FSDP's (see :func:`parameter_cuts`)."""
+    *before, sharding = cuts
+    lengths = [part.length for part in local_pieces(shape, before)]
+    size = lengths.pop(sharding.dim)
+    rest = prod(lengths)
+    held = piece(size, sharding.ranks, sharding.position).length
+    return ShardSizes(rest * held, rest * chunk_size(size, sharding.ranks), rest * size)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from hyper_parallel.core.plan import ParallelPlan
 
 MINIMUM_UNIT_BYTES = 32 * 2**20
 """Below this an all-gather is bound by latency, not by bandwidth, on every backend in use."""
@@ -39,3 +42,58 @@ def group_layers(layer_bytes: Sequence[int], unit: str, rest_bytes: int = 0) -> 
         units[-1].append(index)
         filled += size
     return units
+
+
+class ShardedUnit(NamedTuple):
+    """Parameters that are gathered and reduced together.
+
+    Attributes:
+        names: of the parameters.
+        layers: the layers, counted over those of the stage, between whose first forward and last they are in use; every one for
+            the root's.
+        experts: a unit of experts, which are sharded over ranks of their own.
+        root: the unit of what is in no other.
+    """
+
+    names: tuple[str, ...]
+    layers: range
+    experts: bool
+    root: bool
+
+
+def sharded_units(plan: ParallelPlan, elements: Mapping[str, int], item_size: int) -> list[ShardedUnit]:
+    """The units of a model, or one stage of it, in the order in which forward reaches them.
+
+    Args:
+        elements: parameter -> elements of the whole parameter, in the order of the model.
+        item_size: bytes of an element while computing.
+    """
+    inside = {layer: [name for name in elements if name.startswith(f"{layer}.")] for layer in plan.layers}
+    layers = [layer for layer, names in inside.items() if names]
+    experts = {name for name in elements if plan.is_expert(name)}
+    stacks: dict[str, list[str]] = {}
+    for name in elements:
+        if name in experts:
+            stacks.setdefault(name.rpartition(".")[0], []).append(name)
+
+    def size(names: Sequence[str]) -> int:
+        return item_size * sum(elements[name] for name in names)
+
+    dense = {layer: [name for name in inside[layer] if name not in experts] for layer in layers}
+    sizes = [size(dense[layer]) for layer in layers]
+    rest = size([name for name in elements if name not in experts]) - sum(sizes)
+    taken: set[str] = set()
+    units = []
+    for group in group_layers(sizes, plan.unit, rest):
+        names = tuple(name for index in group for name in dense[layers[index]])
+        units.append(ShardedUnit(names, range(group[0], group[-1] + 1), False, False))
+        taken.update(names)
+    modules = list(stacks)
+    grouped = group_layers([size(stacks[module]) for module in modules], plan.unit) or [list(range(len(modules)))] * bool(modules)
+    for group in grouped:
+        names = tuple(name for index in group for name in stacks[modules[index]])
+        at = [index for index, layer in enumerate(layers) if any(name in names for name in inside[layer])]
+        units.append(ShardedUnit(names, range(at[0], at[-1] + 1), True, False))
+    root = tuple(name for name in elements if name not in taken and name not in experts)
+    units.sort(key=lambda unit: (unit.layers.start, unit.experts))
+    return [ShardedUnit(root, range(len(layers)), False, True), *units]

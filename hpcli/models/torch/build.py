@@ -7,7 +7,8 @@ from torch import nn
 
 from hpcli.config.schema import ModelSection
 from hpcli.models.description import describe_model, frozen_names, initial_value
-from hpcli.models.torch.decoder import Decoder, StageLayers, whole_model
+from hpcli.models.stages import StageLayers, whole_model
+from hpcli.models.torch.decoder import Decoder
 from hpcli.models.torch.vlm import VisionLanguageModel
 
 

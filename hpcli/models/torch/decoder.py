@@ -5,31 +5,15 @@ Suffixes give shapes: B batch, T tokens, V vocabulary, D hidden size.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import nn
 
 from hpcli.config.schema import ModelSection
 from hpcli.models.feed_forward import has_experts
+from hpcli.models.stages import StageLayers
 from hpcli.models.torch.attention import make_attention
 from hpcli.models.torch.layers import Embedding, FeedForward, Linear, RMSNorm
 from hpcli.models.torch.moe import MixtureOfExperts
-
-
-class StageLayers(NamedTuple):
-    """What one pipeline stage holds: layers ``[start, stop)``; the first stage what comes before, the last what comes after."""
-
-    start: int
-    stop: int
-    first: bool
-    last: bool
-
-
-def whole_model(model: ModelSection) -> StageLayers:
-    """The one stage that holds everything."""
-    assert model.num_layers
-    return StageLayers(0, model.num_layers, True, True)
 
 
 class Layer(nn.Module):

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from hpcli.config.schema import ModelSection
+from hpcli.models.stages import StageLayers
 from hpcli.models.torch.attention import GroupedQueryAttention
-from hpcli.models.torch.decoder import Decoder, StageLayers
+from hpcli.models.torch.decoder import Decoder
 from hpcli.models.torch.layers import FeedForward, Linear, RMSNorm
 from hpcli.models.vlm import image_tokens
 

@@ -15,8 +15,8 @@ from hpcli.data.batches import make_batches
 from hpcli.data.text import IGNORED, Batch
 from hpcli.models.description import describe_model
 from hpcli.models.presets import complete
+from hpcli.models.stages import StageLayers
 from hpcli.models.torch.build import build_model
-from hpcli.models.torch.decoder import StageLayers
 from hpcli.models.vlm import image_tokens
 from hpcli.train.torch_loss import token_loss
 

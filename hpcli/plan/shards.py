@@ -1,0 +1,198 @@
+"""What one class of ranks holds of a model's parameters, by the shard rule and the units that training uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from math import prod
+from typing import NamedTuple
+
+from hpcli.config.schema import Config
+from hpcli.models.parallel import parallel_plan
+from hpcli.models.stages import HeldStages, StageLayers, held_stages, stage_shapes
+from hyper_parallel.core.mesh import ParallelMesh
+from hyper_parallel.core.pipeline_layout import V_SCHEDULES
+from hyper_parallel.core.precision import ITEM_SIZES
+from hyper_parallel.core.sharding import chunk_size, parameter_cuts, shard_sizes
+from hyper_parallel.core.units import sharded_units
+
+
+class HeldUnit(NamedTuple):
+    """One sharded unit on one rank, in elements.
+
+    Attributes:
+        ranks: over which it is sharded.
+        layers: of the stage, between which it is in use.
+        experts, root: what kind of unit it is.
+        parameters: how many there are.
+        held: of this rank's own pieces.
+        shard: of the padded shards.
+        trainable_shard: those of them that get gradients.
+        gathered: of the padded shards of all its ranks: what an all-gather brings together.
+        unsharded, trainable: of the parameters while they are gathered, and those of them that train.
+        sharded_inside: padded elements of parameters that are cut along another dimension than the first.
+    """
+
+    ranks: int
+    layers: range
+    experts: bool
+    root: bool
+    parameters: int
+    held: int
+    shard: int
+    trainable_shard: int
+    gathered: int
+    unsharded: int
+    trainable: int
+    sharded_inside: int
+
+    @property
+    def trainable_gathered(self) -> int:
+        """Elements of the buffer that a reduce-scatter takes in."""
+        return self.trainable_shard * self.ranks
+
+
+class HeldStage(NamedTuple):
+    """One stage on one rank.
+
+    Attributes:
+        trained: elements with optimizer state; a local copy of a tied matrix has none.
+        trained_parameters: how many parameters these are.
+    """
+
+    index: int
+    layers: StageLayers
+    units: list[HeldUnit]
+    trained: int
+    trained_parameters: int
+
+
+class RankClass(NamedTuple):
+    """Ranks that hold as much of everything.
+
+    Attributes:
+        ranks: how many there are.
+        example: the lowest of them.
+        pp: pipeline ranks that belong to it.
+        dp_shard, tp: positions on these axes.
+    """
+
+    ranks: int
+    example: int
+    pp: tuple[int, ...]
+    dp_shard: range
+    tp: range
+
+
+def stages_on(config: Config, mesh: ParallelMesh, pp_rank: int) -> HeldStages:
+    """The stages of a pipeline rank."""
+    return held_stages(config.model, config.parallelism, mesh, pp_rank)
+
+
+def held_by(config: Config, mesh: ParallelMesh, rank: int) -> list[HeldStage]:
+    """What ``rank`` holds, stage by stage."""
+    held = stages_on(config, mesh, mesh.coordinates(rank)["pp"])
+    local_tie = mesh.pp > 1 and config.parallelism.pipeline_parallel_schedule in V_SCHEDULES
+    return [
+        _hold(config, mesh, rank, index, stage, local_tie)
+        for index, stage in zip(held.indices, held.stages, strict=True)
+    ]
+
+
+def is_frozen(config: Config, name: str, stage: StageLayers) -> bool:
+    """Whether a parameter of ``stage`` does not train; a tied head is frozen with its embedding."""
+    tied = name == "head.weight" and config.model.tie_embeddings
+    source = "embedding.weight" if tied and not stage.first else name
+    return any(fnmatchcase(source, pattern) for pattern in config.model.freeze)
+
+
+def _hold(
+    config: Config, mesh: ParallelMesh, rank: int, index: int, stage: StageLayers, local_tie: bool
+) -> HeldStage:
+    plan = parallel_plan(config)
+    shapes = stage_shapes(config.model, stage)
+    item_size = ITEM_SIZES[config.training.compute_dtype]
+    known: dict[tuple[tuple[int, ...], tuple[tuple[int, int, int], ...]], tuple[int, int, int]] = {}
+    trained = trained_parameters = 0
+    units = []
+    for unit in sharded_units(plan, {name: prod(shape) for name, shape in shapes.items()}, item_size):
+        ranks = mesh.dp_shard // mesh.ep if unit.experts else mesh.dp_shard
+        sums = [0, 0, 0, 0, 0, 0]
+        for name in unit.names:
+            cuts = parameter_cuts(plan, mesh, name, rank)
+            key = (shapes[name], tuple(cuts))
+            held, shard, unsharded = known.get(key) or known.setdefault(key, shard_sizes(shapes[name], cuts))
+            trains = not is_frozen(config, name, stage)
+            inside = shard if cuts[-1].dim else 0
+            values = (held, shard, shard * trains, unsharded, unsharded * trains, inside)
+            sums = [a + b for a, b in zip(sums, values, strict=True)]
+            copy = name == "head.weight" and config.model.tie_embeddings and local_tie
+            trained += held * (trains and not copy)
+            trained_parameters += trains and not copy
+        held, shard, trainable_shard, unsharded, trainable, inside = sums
+        units.append(
+            HeldUnit(
+                ranks, unit.layers, unit.experts, unit.root, len(unit.names), held, shard, trainable_shard, shard * ranks,
+                unsharded, trainable, inside,
+            )  # fmt: skip
+        )
+    return HeldStage(index, stage, units, trained, trained_parameters)
+
+
+def rank_classes(config: Config, mesh: ParallelMesh) -> list[RankClass]:
+    """The ranks by what the shard rule can tell apart: pipeline ranks, and where a cut that does not divide gives some ranks a
+    shorter piece or none. Replicas, and what divides evenly, are alike."""
+    tp_ranges = list(_between(_tensor_breaks(config, mesh), mesh.tp))
+    classes = []
+    for pp in range(mesh.pp):
+        for shards in _between(_shard_breaks(config, mesh, pp), mesh.dp_shard):
+            for tensor in tp_ranges:
+                count = len(shards) * len(tensor) * mesh.dp_replicate
+                example = mesh.rank_at(pp=pp, dp_shard=shards.start, tp=tensor.start)
+                classes.append(RankClass(count, example, (pp,), shards, tensor))
+    return classes
+
+
+def _between(breaks: set[int], size: int) -> Iterator[range]:
+    edges = [0, *sorted(b for b in breaks if 0 < b < size), size]
+    for start, stop in zip(edges, edges[1:], strict=False):
+        yield range(start, stop)
+
+
+def _breaks(size: int, ranks: int) -> set[int]:
+    """The positions at which a cut's pieces become shorter."""
+    full = size // chunk_size(size, ranks)
+    return {full, full + 1}
+
+
+def _tensor_breaks(config: Config, mesh: ParallelMesh) -> set[int]:
+    plan = parallel_plan(config)
+    breaks: set[int] = set()
+    for shape, dim in {(s, plan.tensor_dim(n)) for n, s in _all_shapes(config, mesh)}:
+        if dim is not None and shape[dim] % mesh.tp:
+            breaks |= _breaks(shape[dim], mesh.tp)
+    return breaks
+
+
+def _shard_breaks(config: Config, mesh: ParallelMesh, pp_rank: int) -> set[int]:
+    plan = parallel_plan(config)
+    breaks: set[int] = set()
+    for stage in stages_on(config, mesh, pp_rank).stages:
+        for name, shape in stage_shapes(config.model, stage).items():
+            if plan.is_expert(name):
+                continue  # cut evenly, or refused
+            size = shape[0]
+            sizes = {size}
+            if plan.tensor_dim(name) == 0:
+                chunk = chunk_size(size, mesh.tp)
+                sizes = {chunk, size - size // chunk * chunk} - {0}
+            for local in sizes:
+                if local % mesh.dp_shard:
+                    breaks |= _breaks(local, mesh.dp_shard)
+    return breaks
+
+
+def _all_shapes(config: Config, mesh: ParallelMesh) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for pp_rank in range(mesh.pp):
+        for stage in stages_on(config, mesh, pp_rank).stages:
+            yield from stage_shapes(config.model, stage).items()

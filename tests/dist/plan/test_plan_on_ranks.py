@@ -1,0 +1,82 @@
+"""What a plan says, against what real ranks hold, byte for byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hpcli.config.load import load_config
+from hpcli.config.validate import ResolvedConfig, resolve_config
+from hpcli.plan.memory import rank_memory
+
+TRAINING: dict[str, Any] = {"seq_length": 16, "global_batch_size": 16, "micro_batch_size": 1}
+BF16 = {"params_dtype": "bfloat16", "compute_dtype": "bfloat16"}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "fsdp3, uneven shards, a frozen matrix": {
+        "model": {"preset": "decoder-tiny", "num_layers": 2, "ffn_size": 100, "freeze": ["layers.1.ffn.up.weight"]},
+        "training": {"global_batch_size": 6},
+        "parallelism": {"data_parallel_shard": 3},
+        "fsdp_config": {"unit": "layer"},
+    },
+    "hsdp2x2, sgd, tied": {
+        "model": {"preset": "decoder-tiny", "tie_embeddings": True},
+        "optimizer": {"name": "sgd"},
+        "parallelism": {"data_parallel_replicate": 2, "data_parallel_shard": 2},
+    },
+    "tp2+sp fsdp2": {
+        "model": {"preset": "mla-tiny", "vocab_size": 257},
+        "parallelism": {"tensor_parallel": 2, "sequence_parallel": True, "data_parallel_shard": 2},
+    },
+    "pp2 interleaved fsdp2": {
+        "model": {"preset": "decoder-tiny"},
+        "training": {"micro_batch_size": 2},
+        "parallelism": {
+            "pipeline_parallel": 2,
+            "pipeline_parallel_schedule": "interleaved_1f1b",
+            "data_parallel_shard": 2,
+        },
+    },
+    "ep2 fsdp4": {
+        "model": {"preset": "moe-tiny"},
+        "parallelism": {"expert_parallel": 2, "data_parallel_shard": 4},
+        "fsdp_config": {"unit": "layer"},
+    },
+    "fsdp8, offload, bfloat16": {
+        "training": {**BF16, "accumulate_allreduce_grads_in_fp32": False, "activation_checkpointing": "full"},
+        "parallelism": {"data_parallel_shard": 8},
+        "fsdp_config": {"enable_offload": True},
+    },
+    "zbv, tied on one rank": {
+        "model": {"preset": "decoder-tiny", "tie_embeddings": True},
+        "training": {"params_dtype": "bfloat16"},
+        "parallelism": {"pipeline_parallel": 2, "pipeline_parallel_schedule": "zbv"},
+    },
+}
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Any:
+    def resolved(name: str) -> ResolvedConfig:
+        sections = {"device": "cpu", **LAYOUTS[name]}
+        sections["training"] = {**TRAINING, **sections.get("training", {})}
+        (tmp_path / "plan.yaml").write_text(yaml.safe_dump(sections))
+        return resolve_config(load_config(tmp_path / "plan.yaml", []), ranks=None)
+
+    return resolved
+
+
+def _arguments(resolved: ResolvedConfig) -> dict[str, Any]:
+    mesh = {axis: getattr(resolved.mesh, axis) for axis in ("pp", "dp_replicate", "dp_shard", "ep", "tp")}
+    return {"config": resolved.config.model_dump(), "mesh": mesh}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_parameters_gradients_and_optimizer_state_are_as_planned_on_every_rank(on_ranks, planned, name):
+    resolved = planned(name)
+    results = on_ranks("plan_programs:held", resolved.world_size, **_arguments(resolved))
+    for rank, held in enumerate(results):
+        memory = rank_memory(resolved.config, resolved.mesh, rank)._asdict()
+        assert held == {kind: memory[kind] for kind in held}, f"rank {rank}"
