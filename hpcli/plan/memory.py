@@ -131,12 +131,12 @@ def _transfers(config: Config, mesh: ParallelMesh, stages: Sequence[HeldStage], 
     if mesh.pp == 1:
         return 0
     received = sum((not stage.layers.first) + (not stage.layers.last) for stage in stages)
-    return received * micro_batches(config, mesh) * compute * hidden_elements(config, mesh)
+    return received * micro_batches(config, mesh) * compute * prod(hidden_shape(config, mesh))
 
 
-def hidden_elements(config: Config, mesh: ParallelMesh) -> int:
-    """Elements of one micro-batch's hidden states, as they go from stage to stage."""
+def hidden_shape(config: Config, mesh: ParallelMesh) -> tuple[int, int, int]:
+    """One micro-batch's hidden states on a rank, as they go from stage to stage: batch, positions, width."""
     training, model = config.training, config.model
     positions = training.seq_length + image_tokens(model)
     split = mesh.tp if config.parallelism.sequence_parallel else 1
-    return (training.micro_batch_size or 1) * positions // split * (model.hidden_size or 0)
+    return training.micro_batch_size or 1, positions // split, model.hidden_size or 0

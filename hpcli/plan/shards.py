@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -28,7 +29,6 @@ class HeldUnit(NamedTuple):
         held: of this rank's own pieces.
         shard: of the padded shards.
         trainable_shard: those of them that get gradients.
-        gathered: of the padded shards of all its ranks: what an all-gather brings together.
         unsharded, trainable: of the parameters while they are gathered, and those of them that train.
         sharded_inside: padded elements of parameters that are cut along another dimension than the first.
     """
@@ -41,10 +41,14 @@ class HeldUnit(NamedTuple):
     held: int
     shard: int
     trainable_shard: int
-    gathered: int
     unsharded: int
     trainable: int
     sharded_inside: int
+
+    @property
+    def gathered(self) -> int:
+        """Elements that an all-gather brings together: the padded shards of all its ranks."""
+        return self.shard * self.ranks
 
     @property
     def trainable_gathered(self) -> int:
@@ -60,7 +64,7 @@ class HeldStage(NamedTuple):
         trained_parameters: how many parameters these are.
     """
 
-    index: int
+    number: int
     layers: StageLayers
     units: list[HeldUnit]
     trained: int
@@ -132,9 +136,8 @@ def _hold(
         held, shard, trainable_shard, unsharded, trainable, inside = sums
         units.append(
             HeldUnit(
-                ranks, unit.layers, unit.experts, unit.root, len(unit.names), held, shard, trainable_shard, shard * ranks,
-                unsharded, trainable, inside,
-            )  # fmt: skip
+                ranks, unit.layers, unit.experts, unit.root, len(unit.names), held, shard, trainable_shard, unsharded, trainable, inside
+            )
         )
     return HeldStage(index, stage, units, trained, trained_parameters)
 
@@ -155,7 +158,7 @@ def rank_classes(config: Config, mesh: ParallelMesh) -> list[RankClass]:
 
 def _between(breaks: set[int], size: int) -> Iterator[range]:
     edges = [0, *sorted(b for b in breaks if 0 < b < size), size]
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in pairwise(edges):
         yield range(start, stop)
 
 

@@ -12,19 +12,26 @@ interleaved 1F1B (Narayanan et al., "Efficient large-scale language model traini
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple
 
 from hyper_parallel.core.pipeline_layout import check_micro_batches, stages_of_rank
 
 
 class Kind(Enum):
-    """What a step does. The value is how it is drawn."""
+    """What a step does.
+
+    BACKWARD gives the gradients of inputs and weights. Where a BACKWARD_WEIGHT of the same stage and micro-batch follows, which
+    zero-bubble schedules have, it gives those of inputs alone, and the weights' come then.
+    """
 
     FORWARD = "F"
     BACKWARD = "B"
+    BACKWARD_WEIGHT = "W"
     SEND_ACTIVATION = "SA"
     RECV_ACTIVATION = "RA"
     SEND_GRADIENT = "SG"
@@ -32,7 +39,7 @@ class Kind(Enum):
     REDUCE_GRAD = "R"
 
 
-COMPUTES = (Kind.FORWARD, Kind.BACKWARD)
+COMPUTES = (Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
 SENDS = (Kind.SEND_ACTIVATION, Kind.SEND_GRADIENT)
 RECEIVES = (Kind.RECV_ACTIVATION, Kind.RECV_GRADIENT)
 NO_MICRO_BATCH = -1
@@ -83,16 +90,25 @@ class PipelineSchedule:
         """Stages of all ranks together."""
         return sum(map(len, self.stages))
 
+    @cached_property
+    def split_backwards(self) -> frozenset[tuple[int, int]]:
+        """Stage and micro-batch of every backward whose weights come later."""
+        weights = (step for steps in self.steps for step in steps if step.kind is Kind.BACKWARD_WEIGHT)
+        return frozenset((step.stage, step.micro_batch) for step in weights)
+
+    @cached_property
+    def _owners(self) -> dict[int, int]:
+        return {stage: rank for rank, held in enumerate(self.stages) for stage in held}
+
     def rank_of(self, stage: int) -> int:
         """The pipeline rank that holds ``stage``.
 
         Raises:
             ValueError: none does.
         """
-        for rank, held in enumerate(self.stages):
-            if stage in held:
-                return rank
-        raise ValueError(f"no rank of the schedule holds stage {stage}")
+        if stage not in self._owners:
+            raise ValueError(f"no rank of the schedule holds stage {stage}")
+        return self._owners[stage]
 
 
 Order = Callable[[int, int, int, int], list[Step]]
@@ -132,7 +148,7 @@ def with_communication(
     """
     owner = {stage: rank for rank, held in enumerate(stages) for stage in held}
     last = len(owner) - 1
-    left = {stage: micro_batches for stage in owner}
+    left = Counter(step.stage for order in orders for step in order if step.kind is not Kind.FORWARD)
     lists: list[list[Step]] = [[] for _ in orders]
     at = [0] * len(orders)
     done: set[Step] = set()
@@ -154,15 +170,17 @@ def with_communication(
             if transfer and owner[transfer[1].stage] != rank:
                 lists[rank].append(transfer[0])
                 lists[owner[transfer[1].stage]].append(transfer[1])
-            left[step.stage] -= step.kind is Kind.BACKWARD
-            if not left[step.stage] and step.kind is Kind.BACKWARD:
+            left[step.stage] -= step.kind is not Kind.FORWARD
+            if not left[step.stage] and step.kind is not Kind.FORWARD:
                 lists[rank].append(Step(Kind.REDUCE_GRAD, step.stage))
     return PipelineSchedule(name, micro_batches, stages, tuple(map(tuple, lists)))
 
 
 def inputs_of(step: Step, last_stage: int) -> tuple[Step, ...]:
-    """The computations whose results FORWARD or BACKWARD needs."""
+    """The computations whose results FORWARD, BACKWARD or BACKWARD_WEIGHT needs."""
     kind, stage, micro_batch = step
+    if kind is Kind.BACKWARD_WEIGHT:
+        return (Step(Kind.BACKWARD, stage, micro_batch),)
     if kind is Kind.FORWARD:
         return (Step(Kind.FORWARD, stage - 1, micro_batch),) if stage else ()
     own = Step(Kind.FORWARD, stage, micro_batch)

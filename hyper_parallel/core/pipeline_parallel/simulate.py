@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,7 +23,8 @@ class Durations(NamedTuple):
     """How long the steps of one stage and one micro-batch take, in any one unit of time.
 
     Attributes:
-        forward, backward: a computation; backward takes about twice as long as forward.
+        forward, backward: a computation; backward takes about twice as long as forward. A backward that is split takes half of
+            it for the inputs' gradients, and half for the weights'.
         transfer: from the end of a computation to the arrival of its result on another rank.
         reduce: the reduction of a stage's gradients over the data-parallel ranks.
     """
@@ -32,9 +34,15 @@ class Durations(NamedTuple):
     transfer: float = 0.0
     reduce: float = 0.0
 
-    def of(self, kind: Kind) -> float:
+    def of(self, kind: Kind, split: bool = False) -> float:
         """The time for which a step occupies its rank: transfers go on beside the computation."""
-        return {Kind.FORWARD: self.forward, Kind.BACKWARD: self.backward, Kind.REDUCE_GRAD: self.reduce}.get(kind, 0.0)
+        backward = self.backward / 2 if split else self.backward
+        return {
+            Kind.FORWARD: self.forward,
+            Kind.BACKWARD: backward,
+            Kind.BACKWARD_WEIGHT: backward,
+            Kind.REDUCE_GRAD: self.reduce,
+        }.get(kind, 0.0)
 
 
 class Span(NamedTuple):
@@ -86,7 +94,7 @@ def simulate(schedule: PipelineSchedule, durations: Durations | Sequence[Duratio
     last = schedule.stage_count - 1
     ends: dict[Step, float] = {}
     spans: list[list[Span]] = [[] for _ in schedule.steps]
-    remaining = [[s for s in steps if s.kind not in SENDS + RECEIVES] for steps in schedule.steps]
+    remaining = [deque(s for s in steps if s.kind not in SENDS + RECEIVES) for steps in schedule.steps]
     clock = [0.0] * schedule.ranks
     while any(remaining):
         for rank, steps in enumerate(remaining):
@@ -97,10 +105,12 @@ def simulate(schedule: PipelineSchedule, durations: Durations | Sequence[Duratio
                     break
                 arrivals = [_arrival(schedule, rank, n, ends[n], by_stage) for n in needed]
                 start = max([clock[rank], *arrivals])
-                clock[rank] = ends[step] = start + by_stage[step.stage].of(step.kind)
+                split = (step.stage, step.micro_batch) in schedule.split_backwards
+                clock[rank] = ends[step] = start + by_stage[step.stage].of(step.kind, split)
                 spans[rank].append(Span(step, start, clock[rank]))
-                steps.pop(0)
-    return Timeline(tuple(map(tuple, spans)), tuple(map(_peak, schedule.steps)))
+                steps.popleft()
+    peaks = tuple(peak_in_flight(schedule, rank) for rank in range(schedule.ranks))
+    return Timeline(tuple(map(tuple, spans)), peaks)
 
 
 def _by_stage(schedule: PipelineSchedule, durations: Durations | Sequence[Durations] | None) -> list[Durations]:
@@ -118,19 +128,28 @@ def _arrival(
     return end + by_stage[needed.stage].transfer * elsewhere
 
 
-def _peak(steps: Sequence[Step]) -> int:
+def peak_in_flight(schedule: PipelineSchedule, rank: int, weigh: Callable[[int], int] = lambda stage: 1) -> int:
+    """The most that ``rank`` holds of activations at once: ``weigh`` tells what one micro-batch of a stage is, by default 1.
+
+    They are held from forward to backward, that is the last part of it where it is split.
+    """
     held = peak = 0
-    for step in steps:
-        held += (step.kind is Kind.FORWARD) - (step.kind is Kind.BACKWARD)
-        peak = max(peak, held)
+    for kind, stage, micro_batch in schedule.steps[rank]:
+        if kind is Kind.FORWARD:
+            held += weigh(stage)
+            peak = max(peak, held)
+        elif kind is Kind.BACKWARD_WEIGHT or (
+            kind is Kind.BACKWARD and (stage, micro_batch) not in schedule.split_backwards
+        ):
+            held -= weigh(stage)
     return peak
 
 
 def draw(timeline: Timeline, width: int = 100) -> str:
     """The timeline as text: a line for each rank, at most ``width`` columns wide; what is longer goes on in a block below.
 
-    Forward of micro-batch 3 is ``3>``, backward ``3<``, drawn out over the time that they take, the reduction ``=``, idle time
-    ``.``; a rank with several stages marks later ones with as many apostrophes (``3'>``). "holds" is the largest number of
+    Forward of micro-batch 3 is ``3>``, backward ``3<``, drawn out over the time that they take, a backward for weights alone ``3w``,
+    the reduction ``=``, idle time ``.``; a rank with several stages marks later ones with as many apostrophes (``3'>``). "holds" is the largest number of
     micro-batches that the rank holds activations of.
     """
     if not timeline.total:
@@ -145,7 +164,9 @@ def draw(timeline: Timeline, width: int = 100) -> str:
         for first in range(0, len(lines[0]), cells)
     ]
     idle = f"idle {100 * timeline.bubble_share:.1f} % of the ranks' time"
-    return "\n\n".join(blocks) + f"\n{idle}; > forward, < backward, = gradient reduction, . idle"
+    split = any(span.step.kind is Kind.BACKWARD_WEIGHT for spans in timeline.spans for span in spans)
+    late = ", w backward of weights" * split
+    return "\n\n".join(blocks) + f"\n{idle}; > forward, < backward{late}, = gradient reduction, . idle"
 
 
 def _scale(timeline: Timeline) -> float:
@@ -167,8 +188,11 @@ def _line(spans: Sequence[Span], scale: float, total: float) -> str:
     return "".join(line)
 
 
+_SIGNS = {Kind.FORWARD: ">", Kind.BACKWARD: "<", Kind.BACKWARD_WEIGHT: "w"}
+
+
 def _label(step: Step, spans: Sequence[Span]) -> str:
     if step.kind is Kind.REDUCE_GRAD:
         return "="
     turn = sorted({span.step.stage for span in spans}).index(step.stage)
-    return f"{step.micro_batch}{turn * chr(39)}{'>' if step.kind is Kind.FORWARD else '<'}"
+    return f"{step.micro_batch}{turn * chr(39)}{_SIGNS[step.kind]}"

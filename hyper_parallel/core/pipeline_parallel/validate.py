@@ -57,6 +57,9 @@ def _check_steps(schedule: PipelineSchedule) -> None:
                     if transfer and schedule.rank_of(transfer[1].stage) != rank:
                         wanted[transfer[0]] = rank
                         wanted[transfer[1]] = schedule.rank_of(transfer[1].stage)
+    for stage, micro_batch in schedule.split_backwards:
+        if stage <= last and micro_batch in range(schedule.micro_batches):
+            wanted[Step(Kind.BACKWARD_WEIGHT, stage, micro_batch)] = schedule.rank_of(stage)
     for rank, steps in enumerate(schedule.steps):
         for step, count in Counter(steps).items():
             if step not in wanted:
@@ -113,7 +116,11 @@ def _check_there(schedule: PipelineSchedule, rank: int, step: Step, here: set[St
 def _needs(schedule: PipelineSchedule, step: Step) -> list[Step]:
     kind, stage, micro_batch = step
     if kind is Kind.REDUCE_GRAD:
-        return [Step(Kind.BACKWARD, stage, m) for m in range(schedule.micro_batches)]
+        split = schedule.split_backwards
+        last = (Kind.BACKWARD_WEIGHT if (stage, m) in split else Kind.BACKWARD for m in range(schedule.micro_batches))
+        return [Step(kind, stage, m) for m, kind in enumerate(last)]
+    if kind is Kind.BACKWARD_WEIGHT:
+        return [Step(Kind.BACKWARD, stage, micro_batch)]
     if kind is Kind.SEND_ACTIVATION:
         return [Step(Kind.FORWARD, stage, micro_batch)]
     if kind is Kind.SEND_GRADIENT:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -61,13 +62,18 @@ class ExpertDispatch:
         counts_E = torch.searchsorted(sorted_M, experts, right=True) - torch.searchsorted(sorted_M, experts)
         sorted_MD = rows_MD[order_M]
         if self.group is None:
-            self.counts = counts_E.tolist()
+            self.counts = self.on_host(counts_E)
             out_MD = compute(sorted_MD, self.counts)
         else:
             out_MD = self._elsewhere(sorted_MD, counts_E, compute, self.group)
         back_M = torch.empty_like(order_M)
         back_M[order_M] = torch.arange(len(order_M), device=order_M.device)
         return out_MD[back_M]
+
+    @staticmethod
+    def on_host(counts: torch.Tensor) -> Any:
+        """Counts as numbers. Where tensors hold none (a plan's fake ones), replace this with an assumption."""
+        return counts.tolist()
 
     def _elsewhere(
         self, rows_MD: torch.Tensor, counts_E: torch.Tensor, compute: Compute, group: dist.ProcessGroup
@@ -76,7 +82,7 @@ class ExpertDispatch:
         here = self.experts // ranks
         arriving_E = torch.empty_like(counts_E)  # from each rank in turn, rows for each of the experts here
         dist.all_to_all_single(arriving_E, counts_E, group=group)
-        leaving, arriving = torch.stack((counts_E, arriving_E)).tolist()
+        leaving, arriving = self.on_host(torch.stack((counts_E, arriving_E)))
         sent, received = ([sum(c[i : i + here]) for i in range(0, len(c), here)] for c in (leaving, arriving))
         rows_MD = all_to_all_single_autograd(rows_MD, received, sent, group)
         rows_MD, sizes = _regrouped(rows_MD, arriving, here)  # from rank by rank to expert by expert

@@ -47,22 +47,7 @@ def parallelize(
             would add its parts up, and the like.
         ValueError: nothing of ``plan`` is in the model.
     """
-    check_plan(plan, mesh, [name for name, _ in model.named_modules()], [name for name, _ in _all_parameters(model)])
-    layers = [layer for name in plan.layers if (layer := _submodule(model, name)) is not None]
-    if plan.layers and not layers:
-        raise ValueError(f"the model has none of the layers of its plan ({plan.layers[0]}, ...)")
-    if mesh.tp > 1:
-        from hyper_parallel.platform.torch.tensor_parallel import apply_tensor_parallel
-
-        apply_tensor_parallel(model, mesh, plan, device_type)
-    experts: list[nn.Module] = []
-    if plan.experts:
-        from hyper_parallel.platform.torch.expert_parallel import apply_expert_parallel
-
-        experts = apply_expert_parallel(model, mesh, plan, device_type)
-    if plan.activation_checkpointing:
-        for layer in layers:
-            _recompute_in_backward(layer)
+    layers, experts = divide(model, mesh, plan, device_type)
     options = {
         "mp_policy": policy,
         "offload_policy": offload_policy,
@@ -91,6 +76,33 @@ def parallelize(
     if mesh.pp > 1:
         remember_mesh(model, mesh)
     return model
+
+
+def divide(
+    model: nn.Module, mesh: ParallelMesh, plan: ParallelPlan, device_type: str | None = None
+) -> tuple[list[nn.Module], list[nn.Module]]:
+    """All of :func:`parallelize` but the sharding: what decides how a rank computes, and what it sends meanwhile.
+
+    Returns:
+        The layers and the modules of experts, in forward order.
+    """
+    check_plan(plan, mesh, [name for name, _ in model.named_modules()], [name for name, _ in _all_parameters(model)])
+    layers = [layer for name in plan.layers if (layer := _submodule(model, name)) is not None]
+    if plan.layers and not layers:
+        raise ValueError(f"the model has none of the layers of its plan ({plan.layers[0]}, ...)")
+    if mesh.tp > 1:
+        from hyper_parallel.platform.torch.tensor_parallel import apply_tensor_parallel
+
+        apply_tensor_parallel(model, mesh, plan, device_type)
+    experts: list[nn.Module] = []
+    if plan.experts:
+        from hyper_parallel.platform.torch.expert_parallel import apply_expert_parallel
+
+        experts = apply_expert_parallel(model, mesh, plan, device_type)
+    if plan.activation_checkpointing:
+        for layer in layers:
+            _recompute_in_backward(layer)
+    return layers, experts
 
 
 def _recompute_in_backward(module: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,11 @@ import yaml
 
 from hpcli.config.load import load_config
 from hpcli.config.validate import ResolvedConfig, resolve_config
+from hpcli.plan.activations import FakeRuns
+from hpcli.plan.communication import traffic
 from hpcli.plan.memory import rank_memory
+from hpcli.plan.pipeline import pipeline_of
+from hpcli.plan.shards import held_by
 
 TRAINING: dict[str, Any] = {"seq_length": 16, "global_batch_size": 16, "micro_batch_size": 1}
 BF16 = {"params_dtype": "bfloat16", "compute_dtype": "bfloat16"}
@@ -52,7 +57,17 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "zbv, tied on one rank": {
         "model": {"preset": "decoder-tiny", "tie_embeddings": True},
         "training": {"params_dtype": "bfloat16"},
-        "parallelism": {"pipeline_parallel": 2, "pipeline_parallel_schedule": "zbv"},
+        "parallelism": {"pipeline_parallel": 2, "pipeline_parallel_schedule": "zbv", "data_parallel_shard": 2},
+    },
+    "pp2 tp2 fsdp2, tied across stages": {
+        "model": {"preset": "decoder-tiny", "tie_embeddings": True},
+        "training": {"micro_batch_size": 2, "compute_dtype": "bfloat16"},
+        "parallelism": {"pipeline_parallel": 2, "tensor_parallel": 2, "data_parallel_shard": 2},
+        "fsdp_config": {"unit": "layer"},
+    },
+    "a vision model, tp2+sp fsdp2, experts": {
+        "model": {"preset": "vlm-tiny", "num_experts": 4, "experts_per_token": 1},
+        "parallelism": {"tensor_parallel": 2, "sequence_parallel": True, "data_parallel_shard": 2, "expert_parallel": 2},
     },
 }
 
@@ -80,3 +95,43 @@ def test_parameters_gradients_and_optimizer_state_are_as_planned_on_every_rank(o
     for rank, held in enumerate(results):
         memory = rank_memory(resolved.config, resolved.mesh, rank)._asdict()
         assert held == {kind: memory[kind] for kind in held}, f"rank {rank}"
+
+
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if not name.startswith("zbv")])
+def test_activations_are_within_5_percent_of_what_autograd_keeps(on_ranks, planned, name):
+    resolved = planned(name)
+    config, mesh = resolved.config, resolved.mesh
+    results = on_ranks("plan_programs:saved", resolved.world_size, **_arguments(resolved))
+    runs = FakeRuns()
+    expected = [sum(runs.stage(config, mesh, s.layers).saved for s in held_by(config, mesh, rank)) for rank in range(mesh.world_size)]
+    measured = [result["saved"] for result in results]
+    if mesh.ep > 1:  # tokens do not go evenly to the experts, and all ranks' together are as many
+        expected, measured = [sum(expected)], [sum(measured)]
+    assert measured == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_collectives_of_a_step_are_as_planned_in_number_and_bytes(on_ranks, planned, name):
+    resolved = planned(name)
+    config, mesh = resolved.config, resolved.mesh
+    results = on_ranks("plan_programs:collectives", resolved.world_size, **_arguments(resolved))
+    runs, pipeline = FakeRuns(), pipeline_of(config, mesh)
+    planned_ranks, seen_ranks = [], []
+    for rank, seen in enumerate(results):
+        expected: dict[tuple[str, int, int], int] = defaultdict(int)
+        for sent in traffic(config, mesh, rank, pipeline, runs):
+            expected[sent.collective, sent.ranks, sent.bytes] += sent.times
+        planned_ranks.append(sorted([*key, times] for key, times in expected.items()))
+        seen_ranks.append(seen)
+        assert _without_tokens(seen) == _without_tokens(planned_ranks[-1]), f"rank {rank}"
+    # tokens do not go evenly to the experts, but all ranks together send as many, in as many messages
+    assert _tokens(seen_ranks) == _tokens(planned_ranks)
+
+
+def _without_tokens(rank: list[list[Any]]) -> list[list[Any]]:
+    return [line for line in rank if line[0] != "all-to-all"]
+
+
+def _tokens(ranks: list[list[list[Any]]]) -> tuple[int, int]:
+    lines = [line for rank in ranks for line in rank if line[0] == "all-to-all"]
+    return sum(times for *_, times in lines), sum(size * times for _, _, size, times in lines)
