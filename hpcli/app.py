@@ -27,6 +27,7 @@ from hpcli.options import (
     Set,
     Steps,
     complete_config,
+    complete_entry,
 )
 from hpcli.request import overrides_of, resolve
 
@@ -223,6 +224,54 @@ def check_norm(
         resolved, ranks=count, names=layout or [], device=device_type(where), inject=inject, json=as_json
     )
     raise typer.Exit(code)
+
+
+@app.command()
+def repro(
+    ids: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="[ID]...", help="As --list shows them, or a file of your own.", autocompletion=complete_entry),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Re-enact the whole catalogue.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Show what can be re-enacted.")] = False,
+    class_: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--class", metavar="CLASS", help="All entries of a class, such as offload."),
+    ] = None,
+    ranks: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(metavar="N", help="Another number of ranks, where an entry can be shown on several."),
+    ] = None,
+    new: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="ID", help="Write the file of an entry of your own into this folder."),
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Re-enact a known fault on real ranks: the wrong value beside the right one, and why.
+
+    The faulty rule is put back, or the faulty formula or the stock library is run, and then this library as it is.
+    Exits with 0 if the fault appears as reported and the library is right, with 1 if either does not hold.
+
+    \b
+    Examples:
+      hpcli repro --list
+      hpcli repro issue-64
+      hpcli repro --class offload
+      hpcli repro --all --json
+      hpcli repro --new my-fault && hpcli repro ./my_fault.py
+    """
+    from hpcli.repro import command
+
+    if new is not None:
+        command.new(new)
+    elif list_:
+        command.list_entries(class_, json=as_json)
+    else:
+        raise typer.Exit(
+            command.repro(ids or [], every=every, kind=class_, ranks=ranks, json=as_json, debug=debug)
+        )
 
 
 @app.command()

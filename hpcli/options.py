@@ -27,6 +27,12 @@ def complete_config(incomplete: str) -> Iterator[str]:
                 yield str(entry)
 
 
+def complete_entry(incomplete: str) -> list[str]:
+    from hpcli.faults.registry import entries
+
+    return [name for name in entries() if name.startswith(incomplete)]
+
+
 def complete_device(incomplete: str) -> list[str]:
     return [device for device in DEVICES if device.startswith(incomplete)]
 

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcli.check.layouts import Layout, from_config, matrix
 from hpcli.check.run import all_hold, check
@@ -18,10 +18,8 @@ from hpcli.faults.registry import faults
 from hpcli.report.check_table import allowed_lines, check_table, closing_lines, fault_table, verdict_json
 from hpcli.report.failures import signals_end_the_run
 from hpcli.report.json_lines import encode
+from hpcli.report.progress_bar import ProgressBar
 from hpcli.report.tables import WIDTH, plain_console
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 TIMEOUT_SECONDS = 60.0
 
@@ -39,7 +37,7 @@ def check_norm(
     began = time.perf_counter()
     verdicts: list[Verdict] = []
     timeout = TIMEOUT_SECONDS if resolved is None else resolved.config.launch.timeout_seconds
-    with signals_end_the_run(), _Progress(len(layouts), json=json) as progress:
+    with signals_end_the_run(), ProgressBar(len(layouts), json=json) as progress:
         planted = [inject] * len(layouts)
         for verdict in check(
             layouts, device=device, faults=planted, timeout_seconds=timeout, progress=progress
@@ -132,31 +130,3 @@ def _injected(verdicts: Sequence[Verdict], inject: str | None, fault: Fault | No
         carrier = fault.layout.format(ranks=4, half=2)
         told = f"NOT NAMED: not seen here; on 4 ranks, {carrier} is the layout that shows it"
     return ["", f"injected {inject} ({fault.title}; {fault.source}): {told}"]
-
-
-class _Progress:
-    """A bar on a terminal, on standard error; nothing elsewhere."""
-
-    def __init__(self, total: int, *, json: bool) -> None:
-        self.total = total
-        self.bar: Any = None
-        self.shown = sys.stderr.isatty() and not json
-
-    def __enter__(self) -> Self:
-        if self.shown:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-            columns = (TextColumn("{task.description:<32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
-            self.bar.start()
-            self.task = self.bar.add_task("starting", total=self.total)
-        return self
-
-    def __call__(self, done: int, total: int, what: str) -> None:
-        if self.bar is not None:
-            self.bar.update(self.task, completed=done, description=what)
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hpcli.faults.entry import Entry
 from hpcli.faults.fault import Fault, replace
 
 FAULT = Fault(
@@ -16,6 +17,28 @@ FAULT = Fault(
     right="705.3 and 719.4",
     why="bfloat16 has 8 significant bits: at 704 its steps are 4",
 )
+ENTRY = Entry(
+    id="torchtitan-4135",
+    title=FAULT.title,
+    kind="precision",
+    source=FAULT.source,
+    condition="one process, gradients of one element: 705.3, and 719.4",
+    shown_by="planted",
+    wrong={"of 705.3": 704.0, "of 719.4": 720.0},
+    right={"of 705.3": 705.3, "of 719.4": 719.4},
+    how_we_know="bfloat16 has 8 significant bits: between 512 and 1024 its steps are 4, so 705.3 becomes 704 and 719.4 becomes 720",
+    why="Norms of bfloat16 gradients come out in bfloat16 unless another dtype is asked for. The curve then moves in steps, and the "
+    "value depends on how the parameters were grouped. The sum must be made in float32 at least, and not be rounded before "
+    "it is reduced.",
+    ranks=(1,),
+)
+
+
+def right() -> dict[str, float]:
+    from hpcli.faults.parameters import plain
+    from hyper_parallel import clip_grad_norm_
+
+    return {f"of {value}": clip_grad_norm_([plain([value])], 1.0).item() for value in (705.3, 719.4)}
 
 
 def patch() -> None:

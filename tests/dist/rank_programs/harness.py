@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 import hyper_parallel
+from hpcli.faults.parameters import local_gradients, placed, plain, with_gradient, with_local_gradient
 from hpcli.launch.context import RankContext
 
-PLACEMENTS = {"R": Replicate(), "S0": Shard(0), "S1": Shard(1), "P": Partial()}
+__all__ = ["Weights", "call", "local_gradients", "placed", "plain", "with_gradient", "with_local_gradient"]
 
 
 def call(context: RankContext, payload: dict[str, Any]) -> None:
@@ -32,40 +31,6 @@ def call(context: RankContext, payload: dict[str, Any]) -> None:
     context.emit({"rank": context.rank, "result": result})
     dist.barrier()
     dist.destroy_process_group()
-
-
-def placed(placements: str) -> list[Placement]:
-    """ "R S0": replicated on the first mesh axis, sharded on dimension 0 over the second."""
-    return [PLACEMENTS[name] for name in placements.split()]
-
-
-def with_gradient(gradient: Any, mesh: DeviceMesh, placements: str) -> torch.nn.Parameter:
-    """A parameter of zeros on ``mesh`` whose whole gradient is ``gradient``, distributed alike."""
-    whole = torch.as_tensor(gradient, dtype=torch.float32)
-    parameter = torch.nn.Parameter(distribute_tensor(torch.zeros_like(whole), mesh, placed(placements)))
-    parameter.grad = distribute_tensor(whole, mesh, placed(placements))
-    return parameter
-
-
-def with_local_gradient(local: Any, mesh: DeviceMesh, placements: str) -> torch.nn.Parameter:
-    """A parameter whose gradient on this rank is ``local``; the ranks need not agree."""
-    gradient = torch.as_tensor(local, dtype=torch.float32)
-    parameter = torch.nn.Parameter(DTensor.from_local(torch.zeros_like(gradient), mesh, placed(placements), run_check=False))
-    parameter.grad = DTensor.from_local(gradient, mesh, placed(placements), run_check=False)
-    return parameter
-
-
-def plain(gradient: Any) -> torch.nn.Parameter:
-    """An ordinary parameter with that gradient."""
-    parameter = torch.nn.Parameter(torch.zeros_like(torch.as_tensor(gradient, dtype=torch.float32)))
-    parameter.grad = torch.as_tensor(gradient, dtype=torch.float32)
-    return parameter
-
-
-def local_gradients(parameters: Sequence[torch.nn.Parameter]) -> list[list[float]]:
-    """This rank's part of each gradient, flat."""
-    grads = [parameter.grad for parameter in parameters]
-    return [(g.to_local() if isinstance(g, DTensor) else g).flatten().tolist() for g in grads if g is not None]
 
 
 class Weights(torch.nn.Module):

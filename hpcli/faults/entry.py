@@ -1,0 +1,164 @@
+"""What there is to say about a fault that ``hpcli repro`` re-enacts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+CLASSES = {
+    "ranks": "which ranks a term is summed over",
+    "dtensor": "DTensor mechanics",
+    "pipeline": "pipeline parallelism and averaging",
+    "missing": "missing gradients and hangs",
+    "shards": "empty and uneven shards, norm types",
+    "precision": "low precision and non-finite norms",
+    "reduce": "reduce dtype and accumulation",
+    "offload": "CPU offload",
+    "loss-scale": "loss scaling",
+    "resume": "resume and parity",
+    "launcher": "launchers and lost ranks",
+    "config": "mistakes in the configuration",
+}
+
+SHOWN_BY = {
+    "planted": "the rule of this library is reverted on the ranks",
+    "formula": "the formula of the report is run on the ranks",
+    "stock": "the stock library is run as it is: it still does this",
+    "mended": "the formula is run on the ranks; stock torch has mended it since",
+}
+
+ShownBy = Literal["planted", "formula", "stock", "mended"]
+
+
+class ByRank(NamedTuple):
+    """An expectation of its own for each rank. Without it, one holds for all ranks."""
+
+    values: tuple[Any, ...]
+
+
+class Raises(NamedTuple):
+    """An exception is expected.
+
+    Attributes:
+        message: what its message must contain.
+        kind: the class of the exception.
+        through: functions that its traceback must pass, in this order, each as ``end/of/file.py:function``.
+    """
+
+    message: str
+    kind: str = "RuntimeError"
+    through: tuple[str, ...] = ()
+
+
+class Lost(NamedTuple):
+    """A rank that never answers: it hangs or is ended. ``message`` is part of what the launcher says about it."""
+
+    message: str = ""
+
+
+class Says(NamedTuple):
+    """A text that must contain ``part``."""
+
+    part: str
+
+
+Expected = Any
+"""A number, text, truth value, list or dict of these; one of the classes above; or a function of the number of ranks."""
+
+
+class Entry(NamedTuple):
+    """A fault seen in the world, reduced to the smallest condition that shows it.
+
+    The module that defines it as ``ENTRY`` also has ``right()``, which runs the library on every rank and returns what is to be
+    compared. The faulty side is ``wrong()``, which runs the faulty formula or the stock library; without it, the rule is
+    reverted by ``patch()`` on ranks of their own and ``right()`` is called there.
+
+    Attributes:
+        id: as ``hpcli repro`` takes it; the project and the number of the report.
+        title: in a few words.
+        kind: one of ``CLASSES``.
+        source: the public report, as ``repository#number``.
+        condition: the smallest setting that shows it.
+        shown_by: one of ``SHOWN_BY``.
+        wrong, right: what the faulty side and the library must give.
+        how_we_know: the hand calculation, or the oracle.
+        why: three sentences.
+        ranks: how many show it; the first is what runs unless another is asked for.
+        seconds: about how long it takes on two cores.
+        device: "cpu", "sim-npu", or "accelerator": the real one where there are enough, else the simulated NPU.
+        strict_dtypes: the simulated NPU refuses dtypes as Ascend does.
+        tolerance: how far numbers may be off, relative.
+        alone: the faulty side hangs or ends its process, so it gets ranks of its own.
+        timeout_seconds: how long a collective may wait on the faulty side.
+    """
+
+    id: str
+    title: str
+    kind: str
+    source: str
+    condition: str
+    shown_by: ShownBy
+    wrong: Expected
+    right: Expected
+    how_we_know: str
+    why: str
+    ranks: tuple[int, ...] = (2,)
+    seconds: float = 0.5
+    device: str = "cpu"
+    strict_dtypes: bool = False
+    tolerance: float = 1e-6
+    alone: bool = False
+    timeout_seconds: float = 30.0
+
+
+def expectations(expected: Expected, ranks: int) -> Sequence[Expected]:
+    """What is expected of each rank."""
+    if callable(expected):
+        expected = expected(ranks)
+    return expected.values if isinstance(expected, ByRank) else (expected,) * ranks
+
+
+def is_one_for_all(expected: Expected, ranks: int) -> bool:
+    """Whether every rank must hold the same."""
+    return not isinstance(expected(ranks) if callable(expected) else expected, ByRank)
+
+
+def expected_text(expected: Expected) -> Any:
+    """An expectation as it is shown."""
+    if isinstance(expected, Raises):
+        return f"{expected.kind}: {expected.message}"
+    if isinstance(expected, Lost):
+        return expected.message or "no answer"
+    if isinstance(expected, Says):
+        return f"... {expected.part} ..."
+    if isinstance(expected, dict):
+        return {key: expected_text(value) for key, value in expected.items()}
+    return expected
+
+
+def agrees(value: Any, expected: Expected, tolerance: float) -> bool:
+    """Whether a value that a rank returned is the expected one."""
+    if isinstance(expected, (Raises, Lost)):
+        return False
+    if isinstance(expected, Says):
+        return isinstance(value, str) and expected.part in value
+    if isinstance(expected, dict):
+        return (
+            isinstance(value, dict)
+            and set(value) == set(expected)
+            and all(agrees(value[key], expected[key], tolerance) for key in expected)
+        )
+    if isinstance(expected, (list, tuple)):
+        return (
+            isinstance(value, list)
+            and len(value) == len(expected)
+            and all(agrees(a, b, tolerance) for a, b in zip(value, expected, strict=True))
+        )
+    if isinstance(expected, (bool, str)) or expected is None:
+        return type(value) is type(expected) and value == expected
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    if math.isnan(expected):
+        return math.isnan(value)
+    return math.isclose(value, expected, rel_tol=tolerance, abs_tol=1e-12)

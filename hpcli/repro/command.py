@@ -1,0 +1,189 @@
+"""The repro command behind its options."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcli.config.errors import ConfigError, Problem
+from hpcli.faults.entry import CLASSES, Entry
+from hpcli.faults.registry import FOLDER, entries, fault_of, load_file, module_of
+from hpcli.launch.output import print_line
+from hpcli.report.failures import signals_end_the_run
+from hpcli.report.formats import count_text
+from hpcli.report.json_lines import encode
+from hpcli.report.progress_bar import ProgressBar
+from hpcli.report.repro_table import (
+    conclusion_lines,
+    entry_json,
+    entry_table,
+    summary_table,
+    verdict_json,
+    verdict_lines,
+)
+from hpcli.report.tables import WIDTH, plain_console
+from hpcli.repro.run import Stage
+from hpcli.repro.skeleton import write_skeleton
+from hpcli.repro.verdict import Verdict
+
+
+class Chosen(NamedTuple):
+    """An entry that is to be re-enacted. ``planted``: its faulty side is a reverted rule of the library."""
+
+    entry: Entry
+    file: str
+    ranks: int
+    planted: bool
+
+
+def repro(
+    names: Sequence[str],
+    *,
+    every: bool = False,
+    kind: str | None = None,
+    ranks: int | None = None,
+    json: bool = False,
+    debug: bool = False,
+    prepare: str | None = None,
+) -> int:
+    """Re-enact faults and show them; the exit code: 0 each appears and the library is right, 1 one does not or it is not.
+
+    Args:
+        names: ids, or files of one's own.
+        prepare: "package.module:function" that every rank calls first; a test breaks the library with it.
+
+    Raises:
+        ConfigError: an unknown id or class, nothing chosen, or a number of ranks that does not show the fault.
+    """
+    chosen = _chosen(names, every, kind, ranks)
+    began = time.perf_counter()
+    verdicts: list[Verdict] = []
+    with (
+        signals_end_the_run(),
+        ProgressBar(len(chosen), json=json) as progress,
+        Stage(print_line if debug else lambda rank, line: None, prepare) as stage,
+    ):
+        for number, one in enumerate(chosen):
+            progress(number, len(chosen), one.entry.id)
+            verdicts.append(stage.reproduce(one.entry, one.file, one.ranks, planted=one.planted))
+            if json:
+                print(encode(verdict_json(verdicts[-1])), flush=True)
+    seconds = time.perf_counter() - began
+    failed = [verdict for verdict in verdicts if not verdict.holds]
+    if json:
+        ids = [verdict.entry.id for verdict in failed]
+        summary = {"event": "summary", "entries": len(verdicts), "failed": ids, "holds": not failed, "seconds": seconds}
+        print(encode(summary), flush=True)
+    elif len(verdicts) == 1:
+        _show(verdicts[0])
+    else:
+        _show_all(verdicts, failed, seconds)
+    return 1 if failed else 0
+
+
+def list_entries(kind: str | None, *, json: bool) -> None:
+    """Print every fault that can be re-enacted.
+
+    Raises:
+        ConfigError: an unknown class.
+    """
+    found = _of_class(kind) if kind else list(entries().values())
+    if json:
+        for entry in found:
+            print(encode({"event": "entry", **entry_json(entry)}))
+        return
+    plain_console(sys.stdout, WIDTH).print(entry_table(found))
+    print(f"\n{count_text(len(found), 'entry', 'entries')}; hpcli repro ID re-enacts one, hpcli repro --all re-enacts them all")
+
+
+def new(name: str) -> None:
+    """Write the skeleton of an entry and say what to do with it.
+
+    Raises:
+        ConfigError: it cannot be called so.
+    """
+    path = write_skeleton(name)
+    print(f"wrote {path}, an entry that works; change it to your fault and run it with")
+    print(f"  hpcli repro ./{path}")
+    print(f"To keep it in the catalogue, move it to {FOLDER}")
+
+
+def _show(verdict: Verdict) -> None:
+    above, table, below = verdict_lines(verdict, fault_of(verdict.entry))
+    print("\n".join(above))
+    plain_console(sys.stdout, WIDTH).print(table)
+    print("\n".join(below))
+
+
+def _show_all(verdicts: Sequence[Verdict], failed: Sequence[Verdict], seconds: float) -> None:
+    plain_console(sys.stdout, WIDTH).print(summary_table(verdicts))
+    print()
+    for verdict in failed:
+        print(f"{verdict.entry.id}: " + "\n".join(conclusion_lines(verdict)))
+    what = count_text(len(verdicts), "fault")
+    if failed:
+        print(f"{len(failed)} of {what} failed, in {seconds:.1f} s; hpcli repro ID shows one in full")
+    else:
+        print(f"{what}: each appears as reported, and the library is right, in {seconds:.1f} s")
+
+
+def _chosen(names: Sequence[str], every: bool, kind: str | None, ranks: int | None) -> list[Chosen]:
+    if bool(names) + every + (kind is not None) != 1:
+        raise ConfigError([_problem("ID", "which? Give an ID, --all or --class; hpcli repro --list shows what there is")])
+    if kind is not None:
+        found = [(entry, module_of(entry)) for entry in _of_class(kind)]
+    elif every:
+        found = [(entry, module_of(entry)) for entry in entries().values()]
+    else:
+        found = [_named(name) for name in names]
+    return [
+        Chosen(entry, file, _ranks(entry, ranks), not hasattr(load_file(file), "wrong")) for entry, file in found
+    ]
+
+
+def _named(name: str) -> tuple[Entry, str]:
+    """The entry of that id; of that planted fault; or in that file."""
+    if name.endswith(".py"):
+        return _of_file(name)
+    by_fault = {fault: entry for entry in entries().values() if (fault := fault_of(entry))}
+    entry = entries().get(name) or by_fault.get(name)
+    if entry is None:
+        close = get_close_matches(name, [*entries(), *by_fault], 1, cutoff=0.5)
+        guess = f"; did you mean {close[0]}?" if close else "."
+        raise ConfigError([_problem("ID", f"there is no entry {name!r}{guess} hpcli repro --list shows all of them")])
+    return entry, module_of(entry)
+
+
+def _of_file(name: str) -> tuple[Entry, str]:
+    path = Path(name)
+    if not path.is_file():
+        raise ConfigError([_problem(name, f"there is no such file; hpcli repro --new {path.stem.replace('_', '-')} writes one")])
+    try:
+        module = load_file(path)
+        entry, _ = module.ENTRY, module.right
+    except Exception as error:
+        raise ConfigError([_problem(name, f"cannot be used as an entry: {type(error).__name__}: {error}")]) from error
+    return entry, str(path.resolve())
+
+
+def _of_class(kind: str) -> list[Entry]:
+    if kind not in CLASSES:
+        close = get_close_matches(kind, CLASSES, 1, cutoff=0.5)
+        guess = f"; did you mean {close[0]}?" if close else "."
+        raise ConfigError([_problem("--class", f"there is no class {kind!r}{guess} There are: {', '.join(CLASSES)}")])
+    return [entry for entry in entries().values() if entry.kind == kind]
+
+
+def _ranks(entry: Entry, asked: int | None) -> int:
+    if asked is None or asked in entry.ranks:
+        return asked or entry.ranks[0]
+    choices = " or ".join(map(str, entry.ranks))
+    raise ConfigError([_problem("--ranks", f"{entry.id} is shown on {choices} rank{'s' * (entry.ranks != (1,))}, not on {asked}")])
+
+
+def _problem(where: str, message: str) -> Problem:
+    return Problem(where, None, None, "", message)

@@ -1,0 +1,37 @@
+"""The catalogue as a regression test: every fault appears as reported, and the library is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from hpcli.faults.entry import Entry
+from hpcli.faults.registry import entries, load_file, module_of
+from hpcli.repro.run import Stage
+from hpcli.repro.verdict import Verdict
+
+FAST_SECONDS = 2.0
+
+
+def marked(entry: Entry) -> object:
+    slow = entry.seconds > FAST_SECONDS
+    return pytest.param(entry, id=entry.id, marks=[pytest.mark.long] if slow else [])
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    with Stage() as stage:
+        yield stage
+
+
+def reproduced(stage: Stage, entry: Entry, ranks: int | None = None) -> Verdict:
+    file = module_of(entry)
+    planted = not hasattr(load_file(file), "wrong")
+    return stage.reproduce(entry, file, ranks or entry.ranks[0], planted=planted)
+
+
+@pytest.mark.parametrize("entry", [marked(entry) for entry in entries().values()])
+def test_the_fault_appears_as_reported_and_the_library_is_right(stage: Stage, entry: Entry) -> None:
+    verdict = reproduced(stage, entry)
+    assert (verdict.not_shown, verdict.not_right) == ((), ())

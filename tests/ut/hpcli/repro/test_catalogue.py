@@ -1,0 +1,76 @@
+"""The catalogue as such: what every entry must say, and that it is found by being there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from hpcli.config.errors import ConfigError
+from hpcli.faults.entry import CLASSES, SHOWN_BY, Entry, expectations
+from hpcli.faults.registry import FOLDER, entries, fault_of, faults, load_file, module_of
+from hpcli.repro.command import repro
+from hpcli.repro.skeleton import write_skeleton
+
+EVERY = list(entries().values())
+
+
+@pytest.mark.parametrize("entry", EVERY, ids=lambda entry: entry.id)
+def test_an_entry_says_what_it_must(entry: Entry) -> None:
+    assert re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", entry.id)
+    assert entry.kind in CLASSES and entry.shown_by in SHOWN_BY
+    assert entry.title and entry.source and entry.condition and entry.how_we_know
+    assert len(re.findall(r"[.?!](?= |$)", entry.why)) == 3, "why is three sentences"
+    for ranks in entry.ranks:
+        wrong, right = expectations(entry.wrong, ranks), expectations(entry.right, ranks)
+        assert len(wrong) == len(right) == ranks
+        assert list(wrong) != list(right)
+
+
+@pytest.mark.parametrize("entry", EVERY, ids=lambda entry: entry.id)
+def test_the_faulty_side_is_what_the_entry_says_that_it_is(entry: Entry) -> None:
+    module = load_file(module_of(entry))
+    assert hasattr(module, "wrong") != (entry.shown_by == "planted" and hasattr(module, "patch"))
+    assert callable(module.right)
+    assert (fault_of(entry) in faults()) == hasattr(module, "FAULT")
+
+
+def test_reading_the_catalogue_imports_no_framework() -> None:
+    script = "import sys; from hpcli.faults.registry import entries, faults; entries(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_what_cannot_be_chosen_is_refused() -> None:
+    for arguments, message in (
+        ({"names": []}, "which? Give an ID"),
+        ({"names": ["megatron-7227"], "every": True}, "which? Give an ID"),
+        ({"names": ["megatron-7272"]}, "there is no entry 'megatron-7272'; did you mean megatron-7227?"),
+        ({"names": ["tied-counted-twise"]}, "did you mean tied-counted-twice?"),
+        ({"names": [], "kind": "ofload"}, "there is no class 'ofload'; did you mean offload?"),
+        ({"names": ["megatron-7227"], "ranks": 3}, "megatron-7227 is shown on 2 ranks, not on 3"),
+        ({"names": ["no_such.py"]}, "there is no such file; hpcli repro --new no-such writes one"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            repro(**arguments)  # type: ignore[arg-type]
+
+
+def test_a_file_of_ones_own_that_is_no_entry_is_refused(tmp_path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("1 / 0\n")
+    with pytest.raises(ConfigError, match="cannot be used as an entry: ZeroDivisionError: division by zero"):
+        repro([str(path)])
+
+
+def test_the_skeleton_is_an_entry(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write_skeleton("my-fault")
+    module = load_file(path)
+    assert module.ENTRY.id == "my-fault"
+    test_an_entry_says_what_it_must(module.ENTRY)
+    for name in ("my-fault", "megatron-7227", "My Fault", "../x"):
+        with pytest.raises(ConfigError):
+            write_skeleton(name)
+    assert not (FOLDER / "my_fault.py").exists()
