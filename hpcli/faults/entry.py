@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+from hpcli.faults.attempt import is_raised
+
 CLASSES = {
     "ranks": "which ranks a term is summed over",
     "dtensor": "DTensor mechanics",
@@ -124,37 +126,43 @@ def is_one_for_all(expected: Expected, ranks: int) -> bool:
     return not isinstance(expected(ranks) if callable(expected) else expected, ByRank)
 
 
-def expected_text(expected: Expected) -> Any:
-    """An expectation as it is shown."""
-    if isinstance(expected, Raises):
-        return f"{expected.kind}: {expected.message}"
-    if isinstance(expected, Lost):
-        return expected.message or "no answer"
-    if isinstance(expected, Says):
-        return f"... {expected.part} ..."
-    if isinstance(expected, dict):
-        return {key: expected_text(value) for key, value in expected.items()}
-    return expected
+def shown(value: Any) -> Any:
+    """A value or an expectation as it is shown: numbers as they are, everything else in words."""
+    if isinstance(value, Raises):
+        return f"{value.kind}: {value.message}"
+    if is_raised(value):
+        return f"{value['raised']}: {value['message']}"
+    if isinstance(value, Lost):
+        return value.message or "no answer"
+    if isinstance(value, Says):
+        return f"... {value.part} ..."
+    if isinstance(value, dict):
+        return {key: shown(entry) for key, entry in value.items()}
+    return value
 
 
-def agrees(value: Any, expected: Expected, tolerance: float) -> bool:
-    """Whether a value that a rank returned is the expected one."""
-    if isinstance(expected, (Raises, Lost)):
+def difference(value: Any, expected: Expected, tolerance: float) -> str:
+    """In what a value that a rank returned is not the expected one, in words; empty where it is."""
+    if isinstance(expected, dict) and isinstance(value, dict) and set(value) == set(expected):
+        found = ((key, difference(value[key], expected[key], tolerance)) for key in expected)
+        return "; ".join(f"{key}: {text}" for key, text in found if text)
+    if isinstance(expected, Raises) and is_raised(value):
+        if value["raised"] == expected.kind and expected.message in value["message"]:
+            missing = _not_passed(value["through"], expected.through)
+            return f"the traceback does not pass {missing}" if missing else ""
+    elif _agrees(value, expected, tolerance):
+        return ""
+    return f"{shown(value)}, expected {shown(expected)}"
+
+
+def _agrees(value: Any, expected: Expected, tolerance: float) -> bool:
+    if isinstance(expected, (Raises, Lost, dict)):
         return False
     if isinstance(expected, Says):
         return isinstance(value, str) and expected.part in value
-    if isinstance(expected, dict):
-        return (
-            isinstance(value, dict)
-            and set(value) == set(expected)
-            and all(agrees(value[key], expected[key], tolerance) for key in expected)
-        )
     if isinstance(expected, (list, tuple)):
-        return (
-            isinstance(value, list)
-            and len(value) == len(expected)
-            and all(agrees(a, b, tolerance) for a, b in zip(value, expected, strict=True))
-        )
+        same = isinstance(value, list) and len(value) == len(expected)
+        return same and not any(difference(a, b, tolerance) for a, b in zip(value, expected, strict=True))
     if isinstance(expected, (bool, str)) or expected is None:
         return type(value) is type(expected) and value == expected
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -162,3 +170,15 @@ def agrees(value: Any, expected: Expected, tolerance: float) -> bool:
     if math.isnan(expected):
         return math.isnan(value)
     return math.isclose(value, expected, rel_tol=tolerance, abs_tol=1e-12)
+
+
+def _not_passed(frames: Sequence[Sequence[Any]], wanted: Sequence[str]) -> str:
+    """The first of the wanted functions that a traceback does not pass, in their order; empty where it passes all."""
+    position = 0
+    for function in wanted:
+        file, _, name = function.rpartition(":")
+        at = next((i for i in range(position, len(frames)) if frames[i][0].endswith(file) and frames[i][2] == name), None)
+        if at is None:
+            return function
+        position = at + 1
+    return ""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _LABEL = 13
 _DIGITS = 9
 _MOST_PROBLEMS = 8
+_LONGEST_CELL = 24
 
 
 def verdict_lines(verdict: Verdict, inject: str | None) -> tuple[list[str], Table, list[str]]:
@@ -28,6 +29,8 @@ def verdict_lines(verdict: Verdict, inject: str | None) -> tuple[list[str], Tabl
     from hpcli.faults.entry import CLASSES, SHOWN_BY
 
     entry = verdict.entry
+    notes: list[str] = []
+    table = _table(verdict, notes)
     above = [
         f"{entry.id}: {entry.title}",
         "",
@@ -39,6 +42,7 @@ def verdict_lines(verdict: Verdict, inject: str | None) -> tuple[list[str], Tabl
         "",
     ]
     below = [
+        *(part for number, text in enumerate(notes, 1) for part in _labelled(f"[{number}]", text)),
         "",
         *_passed(verdict),
         *_labelled("how we know", entry.how_we_know),
@@ -46,7 +50,7 @@ def verdict_lines(verdict: Verdict, inject: str | None) -> tuple[list[str], Tabl
     ]
     if inject:
         below += _labelled("in training", f"hpcli check-norm --ranks 4 --inject {inject}")
-    return above, _table(verdict), [*below, "", *conclusion_lines(verdict)]
+    return above, table, [*below, "", *conclusion_lines(verdict)]
 
 
 def conclusion_lines(verdict: Verdict) -> list[str]:
@@ -61,8 +65,9 @@ def conclusion_lines(verdict: Verdict) -> list[str]:
     return lines
 
 
-def _table(verdict: Verdict) -> Table:
-    from hpcli.faults.entry import expectations, expected_text
+def _table(verdict: Verdict, notes: list[str]) -> Table:
+    """The values rank by rank. Long texts go into ``notes``, and their numbers into the table."""
+    from hpcli.faults.entry import expectations, shown
     from hpcli.repro.verdict import outcome_text
 
     entry = verdict.entry
@@ -74,10 +79,10 @@ def _table(verdict: Verdict) -> Table:
     for rank in range(verdict.ranks):
         cells = []
         for outcomes, expected in sides:
-            cells += [_by_name(outcome_text(outcomes[rank])), _by_name(expected_text(expected[rank]))]
+            cells += [_by_name(outcome_text(outcomes[rank])), _by_name(shown(expected[rank]))]
         names = list(dict.fromkeys(name for cell in cells for name in cell))
         for number, name in enumerate(names):
-            rows.append([str(rank) if number == 0 else "", name, *(_text(cell.get(name)) for cell in cells)])
+            rows.append([str(rank) if number == 0 else "", name, *(_noted(_text(cell.get(name)), notes) for cell in cells)])
     named = any(row[1] for row in rows)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
     titles = ("rank", "", "faulty", "as reported", "library", "right")
@@ -93,6 +98,14 @@ def _by_name(value: Any) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {"": value}
 
 
+def _noted(text: str, notes: list[str]) -> str:
+    if len(text) <= _LONGEST_CELL:
+        return text
+    if text not in notes:
+        notes.append(text)
+    return f"[{notes.index(text) + 1}]"
+
+
 def _text(value: Any) -> str:
     if value is None:
         return ""
@@ -106,13 +119,16 @@ def _text(value: Any) -> str:
 
 
 def _passed(verdict: Verdict) -> Iterator[str]:
-    """Through which functions the exception came that an entry expects to come through some."""
-    outcome = next((outcome for outcome in verdict.wrong if "raised" in outcome), None)
-    if outcome is None:
+    """Through which functions the first rank's exception came."""
+    from hpcli.faults.attempt import is_raised
+
+    value = verdict.wrong[0].get("value")
+    values = value.values() if isinstance(value, Mapping) and not is_raised(value) else [value]
+    raised = next((entry for entry in values if is_raised(entry)), None)
+    if raised is None:
         return
-    own = [frame for frame in outcome["through"] if "/hpcli/repro/" not in frame[0]]
-    frames = [f"{_ending(file)}:{line} {name}" for file, line, name in own[-12:]]
-    yield from (f"{'raised in' if number == 0 else '':<{_LABEL}}{frame}"[:WIDTH] for number, frame in enumerate(frames))
+    frames = [f"{_ending(file)}:{line} {name}" for file, line, name in raised["through"] if "/hpcli/repro/" not in file]
+    yield from (f"{'raised in' if number == 0 else '':<{_LABEL}}{frame}"[:WIDTH] for number, frame in enumerate(frames[-12:]))
 
 
 def _ending(file: str) -> str:
@@ -188,13 +204,13 @@ def entry_json(entry: Entry) -> dict[str, Any]:
 
 def verdict_json(verdict: Verdict) -> dict[str, Any]:
     """A verdict as an event."""
-    from hpcli.faults.entry import expectations, expected_text
+    from hpcli.faults.entry import expectations, shown
     from hpcli.repro.verdict import outcome_text
 
     def side(outcomes: Sequence[Mapping[str, Any]], expected: Any) -> list[dict[str, Any]]:
         wanted = expectations(expected, verdict.ranks)
         return [
-            {"rank": rank, "value": outcome_text(outcome), "expected": expected_text(one)}
+            {"rank": rank, "value": outcome_text(outcome), "expected": shown(one)}
             for rank, (outcome, one) in enumerate(zip(outcomes, wanted, strict=True))
         ]
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from hpcli.faults.attempt import attempt
 from hpcli.faults.registry import load_file
 from hpcli.launch.context import RankContext
 from hpcli.launch.rank import load_function
-
-_LONGEST_MESSAGE = 2000
 
 
 def run(context: RankContext, payload: dict[str, Any]) -> None:
@@ -32,7 +30,7 @@ def run(context: RankContext, payload: dict[str, Any]) -> None:
     )
     for side in payload["sides"]:
         context.progress(1, "gradient norm")
-        context.emit({"rank": context.rank, "side": side, **outcome_of(_function(module, side))})
+        context.emit({"rank": context.rank, "side": side, "value": attempt(_function(module, side))})
     # No barrier: a rank that hangs must keep none of the others. The launcher lets them leave together.
 
 
@@ -46,26 +44,3 @@ def _function(module: ModuleType, side: str) -> Callable[[], Any]:
         return module.right()
 
     return with_the_rule_reverted
-
-
-def outcome_of(function: Callable[[], Any]) -> dict[str, Any]:
-    """What ``function`` returns, or the exception that it raises and the functions that this passed, outermost first."""
-    try:
-        return {"value": _as_data(function())}
-    except Exception as error:  # noqa: BLE001 (an exception is what many faults are)
-        frames = traceback.extract_tb(error.__traceback__)[1:]
-        return {
-            "raised": type(error).__name__,
-            "message": str(error)[:_LONGEST_MESSAGE],
-            "through": [[frame.filename, frame.lineno, frame.name] for frame in frames],
-        }
-
-
-def _as_data(value: Any) -> Any:
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {key: _as_data(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_as_data(entry) for entry in value]
-    return value

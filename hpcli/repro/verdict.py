@@ -5,19 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hpcli.faults.entry import (
-    Entry,
-    Expected,
-    Lost,
-    Raises,
-    agrees,
-    expectations,
-    expected_text,
-    is_one_for_all,
-)
+from hpcli.faults.entry import Entry, Expected, Lost, difference, expectations, is_one_for_all, shown
 
 Outcome = Mapping[str, Any]
-"""``value``; or ``raised``, ``message`` and ``through``; or ``lost``."""
+"""``value``; or ``lost``, what the launcher says of a rank that never answered."""
 
 
 class Verdict(NamedTuple):
@@ -69,32 +60,13 @@ def _differences(outcomes: Sequence[Outcome], expected: Expected, ranks: int, to
 
 def _difference(outcome: Outcome, expected: Expected, tolerance: float) -> str:
     """Empty where the outcome is the expected one."""
-    if isinstance(expected, Raises) and outcome.get("raised") == expected.kind and expected.message in outcome["message"]:
-        missing = _not_passed(outcome["through"], expected.through)
-        return f"the traceback does not pass {missing}" if missing else ""
-    if isinstance(expected, Lost) and "lost" in outcome and expected.message in outcome["lost"]:
+    if "value" in outcome:
+        return difference(outcome["value"], expected, tolerance)
+    if isinstance(expected, Lost) and expected.message in outcome["lost"]:
         return ""
-    if "value" in outcome and agrees(outcome["value"], expected, tolerance):
-        return ""
-    return f"{outcome_text(outcome)}, expected {expected_text(expected)}"
-
-
-def _not_passed(frames: Sequence[Sequence[Any]], wanted: Sequence[str]) -> str:
-    """The first of the wanted functions that the traceback does not pass, in their order; empty where it passes all."""
-    position = 0
-    for function in wanted:
-        file, _, name = function.rpartition(":")
-        at = next((i for i in range(position, len(frames)) if frames[i][0].endswith(file) and frames[i][2] == name), None)
-        if at is None:
-            return function
-        position = at + 1
-    return ""
+    return f"{outcome['lost']}, expected {shown(expected)}"
 
 
 def outcome_text(outcome: Outcome) -> Any:
     """An outcome as it is shown: a value, or words."""
-    if "value" in outcome:
-        return outcome["value"]
-    if "raised" in outcome:
-        return f"{outcome['raised']}: {outcome['message']}"
-    return outcome["lost"]
+    return shown(outcome["value"]) if "value" in outcome else outcome["lost"]

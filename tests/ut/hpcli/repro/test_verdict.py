@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from hpcli.faults.attempt import attempt
 from hpcli.faults.entry import ByRank, Entry, Lost, Raises, Says
-from hpcli.repro.rank_program import outcome_of
 from hpcli.repro.verdict import judge
 
 ENTRY = Entry(
@@ -72,7 +72,7 @@ def test_an_exception_must_have_the_class_the_text_and_the_path() -> None:
     def outer() -> None:
         inner()
 
-    raised = outcome_of(outer)
+    raised = {"value": attempt(outer)}
     here = __file__.rpartition("/")[2]
     right = Raises("no backend", through=(f"{here}:outer", f"{here}:inner"))
     assert judged([raised] * 2, values(5.0, 5.0), wrong=right).holds
