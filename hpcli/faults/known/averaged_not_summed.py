@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hpcli.faults.entry import Entry
 from hpcli.faults.fault import Fault, replace
 
 FAULT = Fault(
@@ -16,6 +17,32 @@ FAULT = Fault(
     right="the gradient of the mean over all tokens",
     why="the loss is divided by the tokens of all ranks; an average divides by the ranks once more",
 )
+ENTRY = Entry(
+    id="torchtitan-1842",
+    title=FAULT.title,
+    kind="pipeline",
+    source=FAULT.source,
+    condition="2 ranks, one weight, a loss that is divided by the global batch already: gradient 3 on rank 0, 5 on rank 1",
+    shown_by="planted",
+    wrong=4.0,
+    right=8.0,
+    how_we_know="the gradient of a sum is the sum of the gradients: 3 + 5 = 8; FSDP2 left as it is divides by its 2 ranks",
+    why="FSDP2 averages gradients over its ranks unless it is told otherwise. A loss that was divided by the tokens of all ranks is "
+    "then divided once more. Adam hides it, since it does not see the size of gradients, but clipping and the printed norm do not.",
+)
+
+
+def right() -> float:
+    import torch
+    import torch.distributed as dist
+
+    import hyper_parallel
+    from hpcli.faults.parameters import ranks_mesh
+
+    model = torch.nn.Linear(1, 1, bias=False)
+    hyper_parallel.fully_shard(model, mesh=ranks_mesh())
+    model(torch.tensor([3.0 + 2 * dist.get_rank()])).sum().backward()
+    return model.weight.grad.full_tensor().item()  # type: ignore[union-attr]
 
 
 def patch() -> None:

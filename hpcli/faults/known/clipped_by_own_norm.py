@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hpcli.faults.entry import ByRank, Entry
 from hpcli.faults.fault import Fault, replace
 
 FAULT = Fault(
@@ -16,6 +17,31 @@ FAULT = Fault(
     right="(0.6, 0.8), of norm 1",
     why="(3, 4) has norm 5: both are divided by it",
 )
+ENTRY = Entry(
+    id="llamafactory-10640",
+    title=FAULT.title,
+    kind="dtensor",
+    source=FAULT.source,
+    condition="one weight sharded over 2 ranks with gradient 3 on rank 0 and 4 on rank 1, max_norm 1",
+    shown_by="planted",
+    wrong=1.0,
+    right=ByRank((0.6, 0.8)),
+    how_we_know="(3, 4) has norm 5, and 3/5 and 4/5 have norm 1; 3/3 and 4/4 have norm 1.4142",
+    why="The norm of a shard is taken for the norm of the whole, so each rank has a coefficient of its own. The clipped gradient "
+    "then points elsewhere, and its norm is the root of the number of shards. One coefficient must follow from one norm, on all "
+    "ranks.",
+)
+
+
+def right() -> float:
+    import torch.distributed as dist
+
+    from hpcli.faults.parameters import local_gradients, ranks_mesh, with_local_gradient
+    from hyper_parallel import clip_grad_norm_
+
+    weight = with_local_gradient([3.0 + dist.get_rank()], ranks_mesh(), "S0")
+    clip_grad_norm_([weight], 1.0)
+    return local_gradients([weight])[0][0]
 
 
 def patch() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hpcli.faults.entry import Entry
 from hpcli.faults.fault import Fault, replace
 
 FAULT = Fault(
@@ -16,6 +17,29 @@ FAULT = Fault(
     right="sqrt(3)",
     why="1 + 1 + 1 = 3",
 )
+ENTRY = Entry(
+    id="megatron-6470",
+    title=FAULT.title,
+    kind="ranks",
+    source=FAULT.source,
+    condition="2 expert-parallel ranks: one dense weight on both and an expert on each, every gradient 1",
+    shown_by="planted",
+    wrong=2**0.5,
+    right=3**0.5,
+    how_we_know="1 + 1 + 1 = 3; without the second expert 2",
+    why="A filter that keeps one copy of every replicated parameter was applied to experts too. Experts under one name on two ranks are "
+    "not copies: each rank of the expert-parallel axis holds others. They are sharded over that axis and count on all of it.",
+)
+
+
+def right() -> float:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from hpcli.faults.parameters import with_gradient
+    from hyper_parallel import clip_grad_norm_
+
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("ep",))
+    return clip_grad_norm_([with_gradient([1.0], mesh, "R"), with_gradient([1.0, 1.0], mesh, "S0")], 1.0).item()
 
 
 def patch() -> None:

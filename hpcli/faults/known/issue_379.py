@@ -46,7 +46,7 @@ ENTRY = Entry(
 def right() -> dict[str, Any]:
     from hpcli.faults.attempt import attempt
 
-    def layout(sections: dict[str, Any]) -> Any:
+    def layout(sections: Any) -> Any:
         return attempt(lambda: _compared(sections))
 
     return {name: layout(sections) for name, sections in _LAYOUTS.items()}
@@ -62,11 +62,11 @@ def _two_steps(sections: dict[str, Any], offload: bool) -> list[str]:
     from hyper_parallel.platform.torch.clip_grad import clip_grad_norm_
 
     trained = Trained(**sections, fsdp_config={"enable_offload": offload})
-    norms = [clip_grad_norm_(trained.parameters, max_norm=1.0).item()]
+    norms: list[float] = [clip_grad_norm_(trained.parameters, max_norm=1.0).item()]
     trained.update()
     trained.accumulate(2)
     norms.append(clip_grad_norm_(trained.parameters, max_norm=1.0).item())
-    return [value.hex() for value in (*norms, *trained.losses)]
+    return [float(value).hex() for value in (*norms, *trained.losses)]
 
 
 def patch() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hpcli.faults.entry import Entry
 from hpcli.faults.fault import Fault, replace
 
 FAULT = Fault(
@@ -16,6 +17,51 @@ FAULT = Fault(
     right="1",
     why="4 over 4 tokens is 1; the mean of 4 and 0 is 2",
 )
+ENTRY = Entry(
+    id="trl-3231",
+    title=FAULT.title,
+    kind="pipeline",
+    source=FAULT.source,
+    condition="2 ranks: rank 0 has 1 token with gradient 4, rank 1 has 3 tokens with gradient 0",
+    shown_by="formula",
+    wrong=2.0,
+    right=1.0,
+    how_we_know="4 over 4 tokens is 1; the means are 4/1 and 0/3, and their mean is 2",
+    why="Each rank divides by its own number of tokens, and the reduction averages over ranks. Tokens on ranks with few of them then "
+    "weigh more, and the loss depends on how the batch was cut. The sum of all losses must be divided once, by the tokens of the "
+    "global batch.",
+)
+
+
+def _loss(model: Any) -> Any:
+    """The sum of the losses of this rank's tokens."""
+    import torch
+    import torch.distributed as dist
+
+    tokens = [[[4.0]], [[0.0], [0.0], [0.0]]][dist.get_rank()]
+    return model(torch.tensor(tokens)).sum(), len(tokens)
+
+
+def right() -> float:
+    import torch
+
+    import hyper_parallel
+    from hpcli.faults.parameters import ranks_mesh
+
+    model = torch.nn.Linear(1, 1, bias=False)
+    hyper_parallel.fully_shard(model, mesh=ranks_mesh())
+    (_loss(model)[0] / 4).backward()
+    return model.weight.grad.full_tensor().item()  # type: ignore[union-attr]
+
+
+def wrong() -> float:
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+    total, tokens = _loss(model)
+    (total / tokens).backward()
+    return model.module.weight.grad.item()
 
 
 def patch() -> None:

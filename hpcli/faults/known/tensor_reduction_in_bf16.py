@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hpcli.faults.entry import Entry
 from hpcli.faults.fault import Fault, replace
 
 FAULT = Fault(
@@ -16,6 +17,32 @@ FAULT = Fault(
     right="1.0009765625",
     why="bfloat16 has 8 significant bits: 1 + 2^-10 rounds to 1",
 )
+ENTRY = Entry(
+    id="pytorch-190626",
+    title=FAULT.title,
+    kind="reduce",
+    source=FAULT.source,
+    condition="a norm weight replicated over 2 tensor-parallel ranks with parts 1 and 2^-10 of its gradient",
+    shown_by="planted",
+    wrong=1.0,
+    right=1.0009765625,
+    how_we_know="1 + 2^-10 needs 11 significant bits: float32 holds it exactly, bfloat16, which has 8, rounds it to 1",
+    why="reduce_dtype governs FSDP's reduction over data-parallel ranks. Where that group has one rank, or the parameter is "
+    "replicated over tensor-parallel ranks, another reduction is what counts, and it ran in the gradient's bfloat16. Here "
+    "finish_gradients makes it, always in float32.",
+)
+
+
+def right() -> float:
+    import torch.distributed as dist
+
+    import hyper_parallel
+    from hpcli.faults.parameters import plain
+
+    weight = plain([1.0 if dist.get_rank() == 0 else 2.0**-10])
+    hyper_parallel.mark_shared(weight, dist.group.WORLD)
+    hyper_parallel.finish_gradients([weight])
+    return weight.grad.item()  # type: ignore[union-attr]
 
 
 def patch() -> None:
