@@ -129,7 +129,7 @@ def is_one_for_all(expected: Expected, ranks: int) -> bool:
 def shown(value: Any) -> Any:
     """A value or an expectation as it is shown: numbers as they are, everything else in words."""
     if isinstance(value, Raises):
-        return f"{value.kind}: {value.message}"
+        return f"{value.kind}: {value.message}" if value.message else f"some {value.kind}"
     if is_raised(value):
         return f"{value['raised']}: {value['message']}"
     if isinstance(value, Lost):

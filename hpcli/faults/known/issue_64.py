@@ -48,7 +48,7 @@ ENTRY = Entry(
     "all-reduce, so every shard printed another number: eight on fsdp8, four on hsdp2x4, each on both replicas. Here one "
     "function casts the coefficient for every path, and one all-gather gives every rank the same record of all of them.",
     ranks=(8, 4),
-    seconds=2.0,
+    seconds=2.5,
     device="sim-npu",
     strict_dtypes=True,
 )
