@@ -117,6 +117,7 @@ class Arrangement:
         self.float64 = any(tensor.dtype in (torch.float64, torch.complex128) for tensor in locals_)
         self.elements = sum(size for size, counted in zip(self.sizes, counts, strict=True) if counted)
         self._addresses: list[int] | None = None
+        self._sized_by_layout = not any(isinstance(layout, torch.dtype) for layout in layouts)
         self._packs = self._packed(locals_, single)
         self._scaled = [_picker([single[place] for place in group]) for group in alike([locals_[index] for index in single])]
 
@@ -124,8 +125,8 @@ class Arrangement:
         """Whether this step's gradients lie as remembered. Reads addresses, and the padding where there is any."""
         if present != self.present or _layouts(gradients) != self.layouts:
             return False
-        if not self.buffers:
-            return list(map(_size_of, locals_)) == self.sizes
+        if not self.buffers:  # a layout gives the size of a shard, a plain tensor's dtype does not
+            return self._sized_by_layout or list(map(_size_of, locals_)) == self.sizes
         addresses = list(map(_address_of, locals_))
         moved = addresses != self._addresses
         if not all(buffer.still_there(locals_, addresses, moved=moved) for buffer in self.buffers):

@@ -24,6 +24,7 @@ ROW = 512
 DIRECT_ELEMENTS = 1 << 17  # up to here float64 directly is as fast as rows
 CHUNK_ELEMENTS = 1 << 18  # float64 temporaries of 2 MiB stay in the cache
 PACK_ELEMENTS = 1 << 16  # of small tensors, copied together and squared in float64 without leaving the cache
+SCRATCH_VIEWS = 256
 SCRATCH_ELEMENTS = 1 << 17  # memory that is kept to copy into: fresh memory costs more than the copy
 SAMPLED_ROWS = 64
 SAMPLED_FROM = 32  # rows of a block
@@ -97,16 +98,22 @@ def alike(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
 
 
 class _Scratch(threading.local):
-    """Memory on the host that is written and read again, a tensor of each dtype for each thread."""
+    """Memory on the host that is written and read again: for each thread a tensor of each dtype, and views of it."""
 
     def __init__(self) -> None:
-        self.known: dict[torch.dtype, torch.Tensor] = {}
+        self.whole: dict[torch.dtype, torch.Tensor] = {}
+        self.views: dict[tuple[torch.dtype, int], torch.Tensor] = {}
 
     def take(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """A flat tensor whose values are whatever was there; valid until the next call for this dtype."""
-        if dtype not in self.known:
-            self.known[dtype] = torch.empty(SCRATCH_ELEMENTS, dtype=dtype)
-        return self.known[dtype][:elements]
+        view = self.views.get((dtype, elements))
+        if view is None:
+            if dtype not in self.whole:
+                self.whole[dtype] = torch.empty(SCRATCH_ELEMENTS, dtype=dtype)
+            if len(self.views) >= SCRATCH_VIEWS:
+                self.views.clear()
+            view = self.views[dtype, elements] = self.whole[dtype][:elements]
+        return view
 
 
 _scratch = _Scratch()
@@ -189,12 +196,12 @@ def _tiny_rows_do_not_matter(smallest: float, total: float, rows: int) -> bool:
 
 def _sum_of_squares(flat: torch.Tensor) -> float:
     """In float64, or as good; the squares of float32 values neither overflow nor underflow there."""
+    if flat.is_cpu and flat.dtype != torch.float64 and flat.numel() <= SCRATCH_ELEMENTS and "cpu" not in two_float.WITHOUT_FLOAT64:
+        kept = _scratch.take(flat.numel(), torch.float64).copy_(flat)
+        return torch.dot(kept, kept).item()
     if not two_float.supports_float64(flat.device):
         return two_float.norm(flat.float(), 2) ** 2
-    if flat.is_cpu and flat.numel() <= SCRATCH_ELEMENTS and flat.dtype != torch.float64:
-        wide = _scratch.take(flat.numel(), torch.float64).copy_(flat)
-    else:
-        wide = flat.double()
+    wide = flat.double()
     return float(torch.dot(wide, wide))
 
 
