@@ -65,6 +65,12 @@ class Says(NamedTuple):
     part: str
 
 
+class Not(NamedTuple):
+    """Any finite number but this one, where how wrong it is depends on the data."""
+
+    value: float
+
+
 Expected = Any
 """A number, text, truth value, list or dict of these; one of the classes above; or a function of the number of ranks."""
 
@@ -136,6 +142,8 @@ def shown(value: Any) -> Any:
         return value.message or "no answer"
     if isinstance(value, Says):
         return f"... {value.part} ..."
+    if isinstance(value, Not):
+        return f"not {value.value:g}"
     if isinstance(value, dict):
         return {key: shown(entry) for key, entry in value.items()}
     return value
@@ -160,6 +168,9 @@ def _agrees(value: Any, expected: Expected, tolerance: float) -> bool:
         return False
     if isinstance(expected, Says):
         return isinstance(value, str) and expected.part in value
+    if isinstance(expected, Not):
+        number = isinstance(value, (int, float)) and math.isfinite(value)
+        return number and not math.isclose(value, expected.value, rel_tol=tolerance)
     if isinstance(expected, (list, tuple)):
         same = isinstance(value, list) and len(value) == len(expected)
         return same and not any(difference(a, b, tolerance) for a, b in zip(value, expected, strict=True))

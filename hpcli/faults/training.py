@@ -6,6 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+import hyper_parallel
 from hpcli.config.load import LoadedConfig
 from hpcli.config.schema import Config
 from hpcli.config.validate import resolve_config
@@ -49,6 +50,12 @@ class Trained:
         """Take the step and clear the gradients."""
         self.engine.update(1e-2)
         self.engine.zero_grad()
+
+
+def norm_of(**sections: dict[str, Any]) -> float:
+    """The gradient norm of the first step, with that configuration."""
+    trained = Trained(**sections)
+    return float(hyper_parallel.grad_norm_report(trained.parameters, mesh=trained.engine.norm_mesh).norm)
 
 
 def _world() -> dist.ProcessGroup:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hpcli.faults.entry import Entry, Not
 from hpcli.faults.fault import Fault, replace
 
 FAULT = Fault(
@@ -16,6 +17,29 @@ FAULT = Fault(
     right="the sum of the two",
     why="the gradient of a sum over tokens is the sum over all of them",
 )
+ENTRY = Entry(
+    id="probe-false-replicate",
+    title=FAULT.title,
+    kind="dtensor",
+    source="torch 2.13, measured",
+    condition="a decoder, one step on 2 ranks with tensor and sequence parallelism, and with sharded data parallelism: the norm of the one over that of the other",
+    shown_by="planted",
+    wrong=Not(1.0),
+    right=1.0,
+    tolerance=1e-5,
+    how_we_know="the same batch and the same weights have one gradient; norms agree to 1e-5",
+    why="With the sequence cut, each tensor-parallel rank sees half of the tokens, so it has half of a norm weight's gradient. A placement that "
+    "says Replicate makes every norm skip the sum, and no collective ever notices. Such parameters must be declared, and added up.",
+    seconds=1.0,
+)
+
+
+def right() -> float:
+    from hpcli.faults.training import norm_of
+
+    model = {"preset": "decoder-tiny", "num_layers": 1}
+    cut = norm_of(model=model, parallelism={"tensor_parallel": 2, "sequence_parallel": True})
+    return cut / norm_of(model=model)
 
 
 def patch() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hpcli.faults.entry import Entry
 from hpcli.faults.fault import Fault, replace
 
 FAULT = Fault(
@@ -16,6 +17,31 @@ FAULT = Fault(
     right="the gradient of the whole batch",
     why="the ranks' tokens are compared",
 )
+ENTRY = Entry(
+    id="probe-same-data",
+    title=FAULT.title,
+    kind="resume",
+    source="torch 2.13, measured",
+    condition="a decoder on 2 ranks: how many of the shares of the global batch of step 1 are different",
+    shown_by="planted",
+    wrong=1,
+    right=2,
+    how_we_know="the ranks' tokens are compared, each token",
+    why="A sampler that does not know of its rank gives every rank the same sequences. Loss and norm look healthy, for they are those of a smaller "
+    "batch, and the ranks agree perfectly. Parity tests need different data, and check-norm refuses to pass without.",
+)
+
+
+def right() -> int:
+    import torch.distributed as dist
+
+    from hpcli.faults.training import Trained
+
+    trained = Trained(model={"preset": "decoder-tiny", "num_layers": 1})
+    share = trained.batches.share(1, dist.get_rank(), 2)
+    everyone: list[Any] = [None, None]
+    dist.all_gather_object(everyone, share.inputs.tolist())
+    return len({repr(tokens) for tokens in everyone})
 
 
 def patch() -> None:

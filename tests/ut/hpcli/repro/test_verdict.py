@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hpcli.faults.attempt import attempt
-from hpcli.faults.entry import ByRank, Entry, Lost, Raises, Says
+from hpcli.faults.entry import ByRank, Entry, Lost, Not, Raises, Says
 from hpcli.repro.verdict import judge
 
 ENTRY = Entry(
@@ -93,6 +93,12 @@ def test_lost_ranks_and_parts_of_texts() -> None:
     assert judged([{"lost": "rank 0 died"}, *values(4.0)], values(5.0, 5.0), wrong=lost).not_shown
     assert judged(values("a long text", "a long text"), values(5.0, 5.0), wrong=Says("long")).holds
     assert judged(values("a short text", "a long text"), values(5.0, 5.0), wrong=Says("long")).not_shown
+
+
+def test_any_finite_number_but_one() -> None:
+    assert judged(values(1.01, 0.5), values(5.0, 5.0), wrong=Not(1.0)).holds
+    for same in (1.0, 1.0 + 1e-9, float("nan"), "1.01"):
+        assert judged(values(same, 0.5), values(5.0, 5.0), wrong=Not(1.0)).not_shown
 
 
 def test_values_are_compared_deeply_and_by_type() -> None:
