@@ -16,8 +16,9 @@ ENTRY = Entry(
     wrong=ByRank((Raises("imed out"), 0.0)),
     right=3.0,
     how_we_know="sqrt(9) = 3; a rank without gradients adds 0",
-    why="Stock torch returns 0 at once where no parameter has a gradient, before any collective. The ranks that do have some wait in their "
-    "all-reduce until its time is over. A rank with nothing to add must say so, with the identity of the norm.",
+    why="Stock torch returns 0 at once where no parameter has a gradient, before any collective. The ranks "
+    "that do have some wait in their all-reduce until its time is over. A rank with nothing to add must say "
+    "so, with the identity of the norm.",
     alone=True,
     timeout_seconds=4.0,
     seconds=5.0,

@@ -16,8 +16,9 @@ ENTRY = Entry(
     wrong=ByRank((5.0, Raises("stack expects a non-empty TensorList"))),
     right=5.0,
     how_we_know="sqrt(9 + 16) = 5, and the other expert adds 0",
-    why="The router sends no token to an expert, so autograd never reaches it and .grad stays None. Code that stacks the norms of what is there "
-    "has nothing to stack on that rank, and fails or hangs the others. Which parameters take part is the layout's to say.",
+    why="The router sends no token to an expert, so autograd never reaches it and .grad stays None. Code "
+    "that stacks the norms of what is there has nothing to stack on that rank, and fails or hangs the "
+    "others. Which parameters take part is the layout's to say.",
 )
 
 

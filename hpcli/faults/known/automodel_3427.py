@@ -11,13 +11,15 @@ ENTRY = Entry(
     title="resumed from the weights, without the optimizer's state",
     kind="resume",
     source="Automodel#3427",
-    condition="a decoder on 2 ranks, saved after step 1, resumed, step 2: losses and weights beside those of the run that went on",
+    condition="a decoder on 2 ranks, saved after step 1, resumed, step 2: losses and weights beside those "
+    "of the run that went on",
     shown_by="formula",
     wrong={"loss of step 2": "of the same bits", "weights after it": "of other bits"},
     right={"loss of step 2": "of the same bits", "weights after it": "of the same bits"},
     how_we_know="the uninterrupted run is made too, and compared bit for bit",
-    why="The loss of the first step after a resume depends on the weights only, so a threshold on losses sees nothing. Without its running means "
-    "and its count of steps Adam then moves elsewhere. State must be compared before the first update, bit for bit, and not losses after it.",
+    why="The loss of the first step after a resume depends on the weights only, so a threshold on losses "
+    "sees nothing. Without its running means and its count of steps Adam then moves elsewhere. State must "
+    "be compared before the first update, bit for bit, and not losses after it.",
     seconds=1.5,
 )
 

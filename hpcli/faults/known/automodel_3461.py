@@ -13,8 +13,8 @@ ENTRY = Entry(
     title="five collectives need the accelerator, not one",
     kind="offload",
     source="Automodel#3461",
-    condition="host tensors on 2 ranks whose group has the accelerator's backend alone: each collective, and a host gradient that is scaled "
-    "by a number on the accelerator",
+    condition="host tensors on 2 ranks whose group has the accelerator's backend alone: each collective, "
+    "and a host gradient that is scaled by a number on the accelerator",
     shown_by="stock",
     wrong={
         "all_reduce": _ERROR,
@@ -26,9 +26,9 @@ ENTRY = Entry(
     },
     right={"sum of tied gradients": 7.0, "norm": 7.0, "clipped": 1.0, "gradient on": "cpu"},
     how_we_know="3 + 4 = 7, and 7 / 7 = 1",
-    why="Norm, tied gradients, token counts, experts and checkpoints each reduce something that offload put on the host. Moving the number to "
-    "the accelerator for good is no way out, for it cannot scale a host gradient. Here every exchange goes through the group's "
-    "device and its result comes back.",
+    why="Norm, tied gradients, token counts, experts and checkpoints each reduce something that offload put "
+    "on the host. Moving the number to the accelerator for good is no way out, for it cannot scale a host "
+    "gradient. Here every exchange goes through the group's device and its result comes back.",
     device="accelerator",
 )
 

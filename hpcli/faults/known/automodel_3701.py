@@ -17,9 +17,11 @@ ENTRY = Entry(
     shown_by="formula",
     wrong=True,
     right={"verdict": "does not hold", "cause": "dead-model"},
-    how_we_know="equal logits give every token the loss ln 32000 = 10.373490, whatever is before them, and no gradient to it",
-    why="The test asked whether two runs agree, and 0.0000 agrees with 0.0000. Nothing was trained in either. An oracle must refuse to say "
-    "that all is well when it had nothing to see: a norm of 0, parameters without gradient, ranks with equal data.",
+    how_we_know="equal logits give every token the loss ln 32000 = 10.373490, whatever is before them, and "
+    "no gradient to it",
+    why="The test asked whether two runs agree, and 0.0000 agrees with 0.0000. Nothing was trained in "
+    "either. An oracle must refuse to say that all is well when it had nothing to see: a norm of 0, "
+    "parameters without gradient, ranks with equal data.",
     ranks=(1,),
 )
 LOSS = math.log(32000)

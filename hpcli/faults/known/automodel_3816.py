@@ -11,13 +11,16 @@ ENTRY = Entry(
     title="each expert-parallel rank has a norm of its own",
     kind="ranks",
     source="Automodel#3816",
-    condition="2 expert-parallel ranks: a dense weight with norm 4 on both, experts with norm 40 on rank 0 and 0.4 on rank 1",
+    condition="2 expert-parallel ranks: a dense weight with norm 4 on both, experts with norm 40 on rank 0 "
+    "and 0.4 on rank 1",
     shown_by="formula",
     wrong=ByRank((1616.0**0.5, 16.16**0.5)),
     right=1616.16**0.5,
-    how_we_know="4^2 + 40^2 + 0.4^2 = 1616.16, its root 40.201493; rank 0 alone 40.199502, rank 1 alone 4.019950",
-    why="Experts are not replicated over their ranks, so no rank sees the whole model. Each clips by the norm of what it has, and the "
-    "dense weights, which should be equal, are scaled by factors that differ tenfold. The replicas then drift apart silently.",
+    how_we_know="4^2 + 40^2 + 0.4^2 = 1616.16, its root 40.201493; rank 0 alone 40.199502, rank 1 alone "
+    "4.019950",
+    why="Experts are not replicated over their ranks, so no rank sees the whole model. Each clips by the "
+    "norm of what it has, and the dense weights, which should be equal, are scaled by factors that differ "
+    "tenfold. The replicas then drift apart silently.",
 )
 
 

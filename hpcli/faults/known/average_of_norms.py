@@ -23,14 +23,16 @@ ENTRY = Entry(
     title=FAULT.title,
     kind="ranks",
     source=FAULT.source,
-    condition="one weight sharded over 2 ranks, the squares of its gradient are 20 on rank 0 and 100 on rank 1",
+    condition="one weight sharded over 2 ranks, the squares of its gradient are 20 on rank 0 and 100 on "
+    "rank 1",
     shown_by="planted",
     wrong=(20**0.5 + 100**0.5) / 2,
     right=120**0.5,
-    how_we_know="squares add up, norms do not: sqrt(20 + 100) = 10.954452; (sqrt(20) + sqrt(100)) / 2 = 7.236068",
-    why="Each rank has the norm of its own shard, and the mean of these looks like a norm. It is too small by a factor that "
-    "depends on how evenly the gradient is spread, so it cannot be corrected afterwards. Only the squares may be added, and "
-    "the root be taken once.",
+    how_we_know="squares add up, norms do not: sqrt(20 + 100) = 10.954452; (sqrt(20) + sqrt(100)) / 2 = "
+    "7.236068",
+    why="Each rank has the norm of its own shard, and the mean of these looks like a norm. It is too small "
+    "by a factor that depends on how evenly the gradient is spread, so it cannot be corrected afterwards. "
+    "Only the squares may be added, and the root be taken once.",
 )
 
 

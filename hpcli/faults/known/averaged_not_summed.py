@@ -22,13 +22,16 @@ ENTRY = Entry(
     title=FAULT.title,
     kind="pipeline",
     source=FAULT.source,
-    condition="2 ranks, one weight, a loss that is divided by the global batch already: gradient 3 on rank 0, 5 on rank 1",
+    condition="2 ranks, one weight, a loss that is divided by the global batch already: gradient 3 on rank "
+    "0, 5 on rank 1",
     shown_by="planted",
     wrong=4.0,
     right=8.0,
-    how_we_know="the gradient of a sum is the sum of the gradients: 3 + 5 = 8; FSDP2 left as it is divides by its 2 ranks",
-    why="FSDP2 averages gradients over its ranks unless it is told otherwise. A loss that was divided by the tokens of all ranks is "
-    "then divided once more. Adam hides it, since it does not see the size of gradients, but clipping and the printed norm do not.",
+    how_we_know="the gradient of a sum is the sum of the gradients: 3 + 5 = 8; FSDP2 left as it is divides "
+    "by its 2 ranks",
+    why="FSDP2 averages gradients over its ranks unless it is told otherwise. A loss that was divided by "
+    "the tokens of all ranks is then divided once more. Adam hides it, since it does not see the size of "
+    "gradients, but clipping and the printed norm do not.",
 )
 
 

@@ -26,10 +26,11 @@ ENTRY = Entry(
     shown_by="planted",
     wrong={"of 705.3": 704.0, "of 719.4": 720.0},
     right={"of 705.3": 705.3, "of 719.4": 719.4},
-    how_we_know="bfloat16 has 8 significant bits: between 512 and 1024 its steps are 4, so 705.3 becomes 704 and 719.4 becomes 720",
-    why="Norms of bfloat16 gradients come out in bfloat16 unless another dtype is asked for. The curve then moves in steps, and the "
-    "value depends on how the parameters were grouped. The sum must be made in float32 at least, and not be rounded before "
-    "it is reduced.",
+    how_we_know="bfloat16 has 8 significant bits: between 512 and 1024 its steps are 4, so 705.3 becomes "
+    "704 and 719.4 becomes 720",
+    why="Norms of bfloat16 gradients come out in bfloat16 unless another dtype is asked for. The curve then "
+    "moves in steps, and the value depends on how the parameters were grouped. The sum must be made in "
+    "float32 at least, and not be rounded before it is reduced.",
     ranks=(1,),
 )
 

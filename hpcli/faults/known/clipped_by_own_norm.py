@@ -27,9 +27,9 @@ ENTRY = Entry(
     wrong=1.0,
     right=ByRank((0.6, 0.8)),
     how_we_know="(3, 4) has norm 5, and 3/5 and 4/5 have norm 1; 3/3 and 4/4 have norm 1.4142",
-    why="The norm of a shard is taken for the norm of the whole, so each rank has a coefficient of its own. The clipped gradient "
-    "then points elsewhere, and its norm is the root of the number of shards. One coefficient must follow from one norm, on all "
-    "ranks.",
+    why="The norm of a shard is taken for the norm of the whole, so each rank has a coefficient of its own. "
+    "The clipped gradient then points elsewhere, and its norm is the root of the number of shards. One "
+    "coefficient must follow from one norm, on all ranks.",
 )
 
 

@@ -22,14 +22,15 @@ ENTRY = Entry(
     title="a parameter listed twice counts twice and is scaled twice",
     kind="ranks",
     source=FAULT.source,
-    condition="one process, a parameter with gradient (20, 20) listed twice, max_norm 1: the norm, and that of what is left",
+    condition="one process, a parameter with gradient (20, 20) listed twice, max_norm 1: the norm, and that "
+    "of what is left",
     shown_by="stock",
     wrong={"norm": 40.0, "norm after clipping": 800**0.5 / 1600},
     right={"norm": 800**0.5, "norm after clipping": 1.0},
     how_we_know="sqrt(20^2 + 20^2) = 28.2843; twice it is sqrt(1600) = 40, and 28.2843 / 40 / 40 = 0.01768",
-    why="Tied weights, or two groups of an optimizer, put one tensor into a list twice. Stock torch squares it twice and then "
-    "multiplies it by the coefficient twice, so the step almost vanishes. A list of parameters has to be cleared of repetitions "
-    "by identity first.",
+    why="Tied weights, or two groups of an optimizer, put one tensor into a list twice. Stock torch squares "
+    "it twice and then multiplies it by the coefficient twice, so the step almost vanishes. A list of "
+    "parameters has to be cleared of repetitions by identity first.",
     ranks=(1,),
 )
 

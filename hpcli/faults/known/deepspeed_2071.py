@@ -17,8 +17,9 @@ ENTRY = Entry(
     wrong=math.inf,
     right=70144.0,
     how_we_know="35000 is 35072 in bfloat16 (steps of 256), twice it is 70144; float16 ends at 65504",
-    why="bfloat16 has the range of float32, float16 ends at 65504. A communication dtype left over from float16 training makes sums infinite "
-    "that bfloat16 holds. None means the dtype of the gradient, and it is resolved in one place.",
+    why="bfloat16 has the range of float32, float16 ends at 65504. A communication dtype left over from "
+    "float16 training makes sums infinite that bfloat16 holds. None means the dtype of the gradient, and it "
+    "is resolved in one place.",
 )
 
 

@@ -11,13 +11,16 @@ ENTRY = Entry(
     title="experts enter the norm as a mean over their ranks",
     kind="ranks",
     source="DeepSpeed#5259",
-    condition="2 expert-parallel ranks: a dense weight with norm 4 on both, experts with norm 40 on rank 0 and 0.4 on rank 1",
+    condition="2 expert-parallel ranks: a dense weight with norm 4 on both, experts with norm 40 on rank 0 "
+    "and 0.4 on rank 1",
     shown_by="formula",
     wrong=(16.0 + 20.2**2) ** 0.5,
     right=1616.16**0.5,
-    how_we_know="4^2 + 40^2 + 0.4^2 = 1616.16; the mean of the experts' norms is 20.2, and 16 + 20.2^2 = 424.04",
-    why="The mean of the norms over the expert-parallel ranks was added to the dense part. A mean is what data parallelism does to "
-    "gradients of one parameter, and here the parameters differ. All experts belong to the model, so all their squares count.",
+    how_we_know="4^2 + 40^2 + 0.4^2 = 1616.16; the mean of the experts' norms is 20.2, and 16 + 20.2^2 = "
+    "424.04",
+    why="The mean of the norms over the expert-parallel ranks was added to the dense part. A mean is what "
+    "data parallelism does to gradients of one parameter, and here the parameters differ. All experts "
+    "belong to the model, so all their squares count.",
 )
 
 

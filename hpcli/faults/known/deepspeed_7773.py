@@ -9,13 +9,15 @@ ENTRY = Entry(
     title="gradient accumulation sums the micro-batches' means",
     kind="pipeline",
     source="DeepSpeed#7773",
-    condition="4 micro-batches of one token each, every gradient 1, the loss being the mean over the tokens of the step",
+    condition="4 micro-batches of one token each, every gradient 1, the loss being the mean over the tokens "
+    "of the step",
     shown_by="formula",
     wrong=4.0,
     right=1.0,
     how_we_know="4 tokens with gradient 1, divided by 4 tokens",
-    why="Each micro-batch's loss was a mean over its own tokens, and backward adds gradients up. The step is then as many times too "
-    "large as there are micro-batches, and so is the norm. A loss divided by the tokens of the whole step needs no factor later.",
+    why="Each micro-batch's loss was a mean over its own tokens, and backward adds gradients up. The step "
+    "is then as many times too large as there are micro-batches, and so is the norm. A loss divided by the "
+    "tokens of the whole step needs no factor later.",
     ranks=(1,),
 )
 

@@ -16,8 +16,8 @@ ENTRY = Entry(
     wrong={"p = 1": 25.0, "p = 3": 25 ** (1 / 3)},
     right={"p = 1": 7.0, "p = 3": 91 ** (1 / 3)},
     how_we_know="3 + 4 = 7; 27 + 64 = 91, its cube root 4.497941; 9 + 16 = 25, its cube root 2.924018",
-    why="The local part was a sum of squares for every p, and only the root at the end asked for it. For p = 2 nothing shows. Local part, "
-    "combination and root are one definition of p, and live in one place.",
+    why="The local part was a sum of squares for every p, and only the root at the end asked for it. For p "
+    "= 2 nothing shows. Local part, combination and root are one definition of p, and live in one place.",
 )
 
 

@@ -9,13 +9,15 @@ ENTRY = Entry(
     title="clipped inside no_sync, before the gradients are reduced",
     kind="pipeline",
     source="diffusers#721",
-    condition="data parallelism over 2 ranks, gradient 5 on rank 0 and 7 on rank 1, the norm taken inside no_sync()",
+    condition="data parallelism over 2 ranks, gradient 5 on rank 0 and 7 on rank 1, the norm taken inside "
+    "no_sync()",
     shown_by="stock",
     wrong=ByRank((5.0, 7.0)),
     right=12.0,
     how_we_know="gradients are summed over ranks here: 5 + 7 = 12; before that each rank has its own",
-    why="In no_sync() the gradients of a rank are its own, for more micro-batches are to come. A norm taken there is another number on "
-    "each rank, and clipping by it makes the replicas differ. The norm belongs after the last, synchronised backward.",
+    why="In no_sync() the gradients of a rank are its own, for more micro-batches are to come. A norm taken "
+    "there is another number on each rank, and clipping by it makes the replicas differ. The norm belongs "
+    "after the last, synchronised backward.",
 )
 
 

@@ -11,13 +11,16 @@ ENTRY = Entry(
     title="clipped before the loss scale is taken out",
     kind="loss-scale",
     source="pytorch/examples#1196",
-    condition="one process, loss scale 1024, true gradient (3, 4), max_norm 1, one SGD step with lr 1 from zero: the norm, and the weights",
+    condition="one process, loss scale 1024, true gradient (3, 4), max_norm 1, one SGD step with lr 1 from "
+    "zero: the norm, and the weights",
     shown_by="stock",
     wrong=[5120.0, -0.6 / 1024, -0.8 / 1024],
     right=[5.0, -0.6, -0.8],
-    how_we_know="1024 x 5 = 5120; clipped to norm 1 and then divided by 1024, the step is 1/1024 of what was meant",
-    why="scaler.step() unscales by itself, so a clip between backward and step sees scaled gradients. Nearly every step is then clipped, and "
-    "divided by the scale on top. scaler.unscale_() goes before the clip; here the scale is part of the norm and nobody can forget it.",
+    how_we_know="1024 x 5 = 5120; clipped to norm 1 and then divided by 1024, the step is 1/1024 of what "
+    "was meant",
+    why="scaler.step() unscales by itself, so a clip between backward and step sees scaled gradients. "
+    "Nearly every step is then clipped, and divided by the scale on top. scaler.unscale_() goes before the "
+    "clip; here the scale is part of the norm and nobody can forget it.",
     ranks=(1,),
 )
 

@@ -22,13 +22,16 @@ ENTRY = Entry(
     title=FAULT.title,
     kind="ranks",
     source=FAULT.source,
-    condition="a model with experts, one step on 2 ranks with expert_parallel 2 and without: the norm of all experts' gradients, as a ratio",
+    condition="a model with experts, one step on 2 ranks with expert_parallel 2 and without: the norm of "
+    "all experts' gradients, as a ratio",
     shown_by="planted",
     wrong=2.0,
     right=1.0,
-    how_we_know="the same batch and the same weights have the same gradient wherever the experts live; the factor was the ep size, 2",
-    why="An expert sees the tokens of all ranks, so its gradient is a sum over them already. It was divided by the size of another group than "
-    "that of the ranks whose tokens it had. A loss that is divided by the global batch needs no factor of an expert's own.",
+    how_we_know="the same batch and the same weights have the same gradient wherever the experts live; the "
+    "factor was the ep size, 2",
+    why="An expert sees the tokens of all ranks, so its gradient is a sum over them already. It was divided "
+    "by the size of another group than that of the ranks whose tokens it had. A loss that is divided by the "
+    "global batch needs no factor of an expert's own.",
     tolerance=1e-5,
     seconds=1.0,
 )

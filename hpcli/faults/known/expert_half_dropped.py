@@ -27,8 +27,9 @@ ENTRY = Entry(
     wrong=2**0.5,
     right=3**0.5,
     how_we_know="1 + 1 + 1 = 3; without the second expert 2",
-    why="A filter that keeps one copy of every replicated parameter was applied to experts too. Experts under one name on two ranks are "
-    "not copies: each rank of the expert-parallel axis holds others. They are sharded over that axis and count on all of it.",
+    why="A filter that keeps one copy of every replicated parameter was applied to experts too. Experts "
+    "under one name on two ranks are not copies: each rank of the expert-parallel axis holds others. They "
+    "are sharded over that axis and count on all of it.",
 )
 
 

@@ -17,8 +17,9 @@ ENTRY = Entry(
     wrong={"of 5000": math.inf, "of 256": math.inf, "of 255": 255.0},
     right={"of 5000": 5000.0, "of 256": 256.0, "of 255": 255.0},
     how_we_know="float16 ends at 65504; 256^2 = 65536 is above it, 255^2 = 65025 is not",
-    why="float16 holds gradients up to 65504, but their squares only up to 255. A norm that is accumulated in the dtype of the gradients is "
-    "infinite long before a gradient is. Squares must be added up in float32 at least.",
+    why="float16 holds gradients up to 65504, but their squares only up to 255. A norm that is accumulated "
+    "in the dtype of the gradients is infinite long before a gradient is. Squares must be added up in "
+    "float32 at least.",
     ranks=(1,),
     tolerance=1e-3,
 )

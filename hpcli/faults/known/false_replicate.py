@@ -22,24 +22,31 @@ ENTRY = Entry(
     title=FAULT.title,
     kind="dtensor",
     source="torch 2.13, measured",
-    condition="a decoder, one step on 2 ranks with tensor and sequence parallelism, and with sharded data parallelism: the norm of the one over that of the other",
+    condition="a decoder, one step on 2 ranks with tensor and sequence parallelism, and with sharded data "
+    "parallelism: the norm of the norm weights' gradients, the one over the other",
     shown_by="planted",
     wrong=Not(1.0),
     right=1.0,
     tolerance=1e-5,
     how_we_know="the same batch and the same weights have one gradient; norms agree to 1e-5",
-    why="With the sequence cut, each tensor-parallel rank sees half of the tokens, so it has half of a norm weight's gradient. A placement that "
-    "says Replicate makes every norm skip the sum, and no collective ever notices. Such parameters must be declared, and added up.",
+    why="With the sequence cut, each tensor-parallel rank sees half of the tokens, so it has half of a norm "
+    "weight's gradient. A placement that says Replicate makes every norm skip the sum, and no collective "
+    "ever notices. Such parameters must be declared, and added up.",
     seconds=1.0,
 )
 
 
 def right() -> float:
-    from hpcli.faults.training import norm_of
+    whole = _norm_of_norm_weights({})
+    return _norm_of_norm_weights({"tensor_parallel": 2, "sequence_parallel": True}) / whole
 
-    model = {"preset": "decoder-tiny", "num_layers": 1}
-    cut = norm_of(model=model, parallelism={"tensor_parallel": 2, "sequence_parallel": True})
-    return cut / norm_of(model=model)
+
+def _norm_of_norm_weights(parallelism: dict[str, Any]) -> float:
+    from hpcli.faults.training import Trained
+    from hyper_parallel import get_total_norm
+
+    trained = Trained(model={"preset": "decoder-tiny", "num_layers": 1}, parallelism=parallelism)
+    return get_total_norm([p.grad for name, p in trained.engine.parameters.items() if name.endswith("norm.weight")]).item()
 
 
 def patch() -> None:

@@ -20,14 +20,16 @@ ENTRY = Entry(
     title=FAULT.title,
     kind="reduce",
     source=FAULT.source,
-    condition="bfloat16 computation with reduce_dtype float32 on 2 ranks, 3 micro-batches with gradients 256, 1 and 1 on rank 0",
+    condition="bfloat16 computation with reduce_dtype float32 on 2 ranks, 3 micro-batches with gradients "
+    "256, 1 and 1 on rank 0",
     shown_by="planted",
     wrong=256.0,
     right=258.0,
-    how_we_know="256 + 1 + 1 = 258 is exact in float32; in bfloat16 the steps above 256 are 2, and 257 rounds to the even 256, twice",
-    why="The reduce dtype was applied to the reduction over ranks and not to the accumulation over micro-batches. Every small "
-    "gradient that meets a large sum is then lost, however many of them there are. Accumulation and reduction must ask the "
-    "same function for their dtype.",
+    how_we_know="256 + 1 + 1 = 258 is exact in float32; in bfloat16 the steps above 256 are 2, and 257 "
+    "rounds to the even 256, twice",
+    why="The reduce dtype was applied to the reduction over ranks and not to the accumulation over "
+    "micro-batches. Every small gradient that meets a large sum is then lost, however many of them there "
+    "are. Accumulation and reduction must ask the same function for their dtype.",
 )
 
 

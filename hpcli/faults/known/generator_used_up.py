@@ -22,13 +22,15 @@ ENTRY = Entry(
     title=FAULT.title,
     kind="dtensor",
     source=FAULT.source,
-    condition="gradient (3, 4), max_norm 1, and a generator of parameters that is handed to the norm and then to the clip",
+    condition="gradient (3, 4), max_norm 1, and a generator of parameters that is handed to the norm and "
+    "then to the clip",
     shown_by="formula",
     wrong=[5.0, 3.0, 4.0],
     right=[5.0, 0.6, 0.8],
     how_we_know="(3, 4) / 5 = (0.6, 0.8); a generator gives its elements once",
-    why="model.parameters() is a generator, and the norm reads it to its end. The loop that scales gets an empty one and does nothing, "
-    "so that the norm is right in every log and nothing is ever clipped. An iterable must become a list before its first use.",
+    why="model.parameters() is a generator, and the norm reads it to its end. The loop that scales gets an "
+    "empty one and does nothing, so that the norm is right in every log and nothing is ever clipped. An "
+    "iterable must become a list before its first use.",
     ranks=(1,),
 )
 

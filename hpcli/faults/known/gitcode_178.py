@@ -16,8 +16,9 @@ ENTRY = Entry(
     wrong=32**0.5,
     right=20**0.5,
     how_we_know="16 + 4 = 20; with the bias counted on all four ranks 16 + 16 = 32",
-    why="One all-reduce over the squares of everything is right for what is sharded. What is replicated is counted once on each rank, and "
-    "the loss does not move, since only the clip coefficient is off. Whether a piece counts here must follow from its layout.",
+    why="One all-reduce over the squares of everything is right for what is sharded. What is replicated is "
+    "counted once on each rank, and the loss does not move, since only the clip coefficient is off. Whether "
+    "a piece counts here must follow from its layout.",
     ranks=(4,),
 )
 

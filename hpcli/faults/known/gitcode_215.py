@@ -16,8 +16,9 @@ ENTRY = Entry(
     wrong=1.0,
     right=1.0009765625,
     how_we_know="1 + 2^-10 needs 11 significant bits: exact in float32, 1 in bfloat16",
-    why="The reduction runs in float32 as asked, and its result is then cast to the dtype of the shard it belongs to. With bfloat16 storage "
-    "all that was won is lost again. Here shards are the float32 master weights, behind an all-gather in bfloat16.",
+    why="The reduction runs in float32 as asked, and its result is then cast to the dtype of the shard it "
+    "belongs to. With bfloat16 storage all that was won is lost again. Here shards are the float32 master "
+    "weights, behind an all-gather in bfloat16.",
 )
 
 

@@ -16,8 +16,9 @@ ENTRY = Entry(
     wrong=ByRank((Raises("imed out"), 1)),
     right=Raises("other parameters than the others. First difference at index 1", "GradientMismatchError"),
     how_we_know="rank 0 makes two all-reduces, rank 1 one; the second has no partner",
-    why="One all-reduce for each parameter, and lists that differ: the ranks are parted from the first difference on. The timeout names no "
-    "parameter and no rank. Here each exchange carries a fingerprint of the list, and all ranks raise alike, naming the difference.",
+    why="One all-reduce for each parameter, and lists that differ: the ranks are parted from the first "
+    "difference on. The timeout names no parameter and no rank. Here each exchange carries a fingerprint of "
+    "the list, and all ranks raise alike, naming the difference.",
     alone=True,
     timeout_seconds=4.0,
     seconds=5.0,

@@ -28,15 +28,17 @@ ENTRY = Entry(
     title="with CPU offload the norm meets a group without a CPU backend",
     kind="offload",
     source="hyper-parallel gitcode#379",
-    condition="fsdp_config.enable_offload: true, a vision-language model on FSDP and experts on TP2 x EP2, process group of the "
-    "accelerator's backend alone; 2 training steps with offload and 2 without",
+    condition="fsdp_config.enable_offload: true, a vision-language model on FSDP and experts on TP2 x EP2, "
+    "process group of the accelerator's backend alone; 2 training steps with offload and 2 without",
     shown_by="planted",
     wrong={layout: _ERROR for layout in _LAYOUTS},
     right={layout: "offload changes no bit" for layout in _LAYOUTS},
-    how_we_know="the same two steps are trained without offload, and norms and losses compared in hexadecimal on every rank",
-    why="Offloaded gradients are on the CPU, so a norm that is accumulated where they are is a CPU tensor. The group's backend (hccl, "
-    "nccl) is registered for the accelerator alone, and its all-reduce refuses that tensor. Here the scalar goes to the "
-    "group's own device for the exchange and the result comes back, and offload changes no bit.",
+    how_we_know="the same two steps are trained without offload, and norms and losses compared in "
+    "hexadecimal on every rank",
+    why="Offloaded gradients are on the CPU, so a norm that is accumulated where they are is a CPU tensor. "
+    "The group's backend (hccl, nccl) is registered for the accelerator alone, and its all-reduce refuses "
+    "that tensor. Here the scalar goes to the group's own device for the exchange and the result comes "
+    "back, and offload changes no bit.",
     ranks=(8, 4),
     seconds=6.0,
     device="accelerator",

@@ -36,17 +36,18 @@ ENTRY = Entry(
     title="the clip coefficient is not cast, and the rank's own norm returned",
     kind="dtensor",
     source="hyper-parallel gitcode#64",
-    condition="a float32 main_grad (3) and a float16 grad (4) on a device that refuses mixed dtypes; then a gradient 1, 2, ..., N, "
-    "sharded over N ranks, and over N/2 ranks with 2 replicas",
+    condition="a float32 main_grad (3) and a float16 grad (4) on a device that refuses mixed dtypes; then a "
+    "gradient 1, 2, ..., N, sharded over N ranks, and over N/2 ranks with 2 replicas",
     shown_by="planted",
     wrong=_local_norms,
     right=_one_norm,
-    how_we_know="sqrt(9 + 16) = 5, so the clipped gradients are 3/5 and 4/5 = 0.8, in float16 0.7998; 1 + 4 + ... + 64 = 204 on 8 "
-    "ranks, whose root is 14.2829; a shard of one element k has norm k",
-    why="The grouped path moved the coefficient to the device of a group but not to its dtype, which the fallback path did; Ascend "
-    "refuses to multiply half precision by float32 in place. For finite p the function returned what the rank had before the "
-    "all-reduce, so every shard printed another number: eight on fsdp8, four on hsdp2x4, each on both replicas. Here one "
-    "function casts the coefficient for every path, and one all-gather gives every rank the same record of all of them.",
+    how_we_know="sqrt(9 + 16) = 5, so the clipped gradients are 3/5 and 4/5 = 0.8, in float16 0.7998; 1 + 4 "
+    "+ ... + 64 = 204 on 8 ranks, whose root is 14.2829; a shard of one element k has norm k",
+    why="The grouped path moved the coefficient to the device of a group but not to its dtype, which the "
+    "fallback path did; Ascend refuses to multiply half precision by float32 in place. For finite p the "
+    "function returned what the rank had before the all-reduce, so every shard printed another number: "
+    "eight on fsdp8, four on hsdp2x4, each on both replicas. Here one function casts the coefficient for "
+    "every path, and one all-gather gives every rank the same record of all of them.",
     ranks=(8, 4),
     seconds=2.5,
     device="sim-npu",

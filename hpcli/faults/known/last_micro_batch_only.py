@@ -22,14 +22,16 @@ ENTRY = Entry(
     title=FAULT.title,
     kind="pipeline",
     source="torch 2.13, measured",
-    condition="a decoder, one step on 2 ranks in micro-batches of one sequence, and at once: the norm of the one over that of the other",
+    condition="a decoder, one step on 2 ranks in micro-batches of one sequence, and at once: the norm of "
+    "the one over that of the other",
     shown_by="planted",
     wrong=Not(1.0),
     right=1.0,
     tolerance=1e-5,
     how_we_know="the gradient of a sum is the sum of the gradients; norms agree to 1e-5",
-    why="A zero_grad() at the beginning of every micro-batch, not of every step, leaves the last one alone. The loss is added up rightly and "
-    "falls, more slowly. Only the comparison with a step that is not cut shows it.",
+    why="A zero_grad() at the beginning of every micro-batch, not of every step, leaves the last one alone. "
+    "The loss is added up rightly and falls, more slowly. Only the comparison with a step that is not cut "
+    "shows it.",
     seconds=1.0,
 )
 

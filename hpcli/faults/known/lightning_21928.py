@@ -16,9 +16,11 @@ ENTRY = Entry(
     shown_by="formula",
     wrong=math.nan,
     right=Raises("gradients that are not finite: rank 1: index 0", "NonFiniteNormError"),
-    how_we_know="the flag asks for an exception, on all ranks, else those that go on wait for those that do not",
-    why="The strategy took the flag and called the engine's clip without it. Training went on with NaN, although it was asked to stop. Here "
-    "every rank raises the same error, and it names the rank and the parameter.",
+    how_we_know="the flag asks for an exception, on all ranks, else those that go on wait for those that do "
+    "not",
+    why="The strategy took the flag and called the engine's clip without it. Training went on with NaN, "
+    "although it was asked to stop. Here every rank raises the same error, and it names the rank and the "
+    "parameter.",
 )
 
 

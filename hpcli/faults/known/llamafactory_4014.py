@@ -16,8 +16,9 @@ ENTRY = Entry(
     wrong=["1e-5", "str"],
     right=[1e-5, "float"],
     how_we_know="1e-5 is 0.00001 in every language that has numbers",
-    why="YAML 1.1 wants a point in a number with an exponent, so PyYAML reads 1e-5 as text and 1.0e-5 as a number. The optimizer is handed a "
-    "string and fails minutes later, or compares it with one. A key that takes a number knows what to make of this text.",
+    why="YAML 1.1 wants a point in a number with an exponent, so PyYAML reads 1e-5 as text and 1.0e-5 as a "
+    "number. The optimizer is handed a string and fails minutes later, or compares it with one. A key that "
+    "takes a number knows what to make of this text.",
     ranks=(1,),
 )
 

@@ -9,13 +9,16 @@ ENTRY = Entry(
     title="a killed rank: the survivor's error does not name it",
     kind="launcher",
     source="llm-foundry#1133",
-    condition="2 ranks, rank 1 is killed by SIGKILL while rank 0 waits for it in an all-reduce; then the same in step 2 of hpcli train",
+    condition="2 ranks, rank 1 is killed by SIGKILL while rank 0 waits for it in an all-reduce; then the "
+    "same in step 2 of hpcli train",
     shown_by="formula",
     wrong=ByRank(("an error that names no rank", Lost("rank 1 was killed by signal 9 (SIGKILL)"))),
     right=ByRank(("error: rank 1 was killed by signal 9 (SIGKILL) in step 2", "")),
-    how_we_know="the signal is sent by rank 1 itself; what the survivor is told is searched for the number of the rank",
-    why="A rank that the kernel kills, for memory most often, says nothing. Its peers get an error of their connection, or none and wait for the "
-    "timeout, and their messages point at themselves. Who watches the processes knows, and ends the others within seconds.",
+    how_we_know="the signal is sent by rank 1 itself; what the survivor is told is searched for the number "
+    "of the rank",
+    why="A rank that the kernel kills, for memory most often, says nothing. Its peers get an error of their "
+    "connection, or none and wait for the timeout, and their messages point at themselves. Who watches the "
+    "processes knows, and ends the others within seconds.",
     alone=True,
     timeout_seconds=8.0,
     seconds=8.0,

@@ -23,13 +23,16 @@ ENTRY = Entry(
     title="the reported norm is still multiplied by the loss scale",
     kind="loss-scale",
     source=FAULT.source,
-    condition="one process, loss scale 128, a true gradient of 1, max_norm 1: the norm that is reported, and the clipped true gradient",
+    condition="one process, loss scale 128, a true gradient of 1, max_norm 1: the norm that is reported, "
+    "and the clipped true gradient",
     shown_by="formula",
     wrong=[128.0, 1 / 128],
     right=[1.0, 1.0],
-    how_we_know="the gradient of 128 times the loss is 128 times the gradient; 1 / 128 of a gradient that needs no clipping is lost",
-    why="Gradients are those of the scaled loss until somebody unscales them. A norm taken before is too large by the scale, which changes over "
-    "time, and the bound it is compared with is in true units. Norm and coefficient must both carry one over the scale.",
+    how_we_know="the gradient of 128 times the loss is 128 times the gradient; 1 / 128 of a gradient that "
+    "needs no clipping is lost",
+    why="Gradients are those of the scaled loss until somebody unscales them. A norm taken before is too "
+    "large by the scale, which changes over time, and the bound it is compared with is in true units. Norm "
+    "and coefficient must both carry one over the scale.",
     ranks=(1,),
 )
 

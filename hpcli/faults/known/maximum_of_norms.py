@@ -24,9 +24,11 @@ ENTRY = Entry(
     shown_by="planted",
     wrong=113**0.5,
     right=204**0.5,
-    how_we_know="1 + 4 + ... + 64 = 204, its root is 14.2829; the ranks have 2.2361, 5, 7.8102 and sqrt(49 + 64) = 10.6301",
-    why="The maximum is how norms of type inf combine, and a reduction with MAX is easily left in for the others. The rank with the "
-    "largest shard then decides alone. It looks plausible, since the largest of N norms is at least 1/sqrt(N) of the whole.",
+    how_we_know="1 + 4 + ... + 64 = 204, its root is 14.2829; the ranks have 2.2361, 5, 7.8102 and sqrt(49 "
+    "+ 64) = 10.6301",
+    why="The maximum is how norms of type inf combine, and a reduction with MAX is easily left in for the "
+    "others. The rank with the largest shard then decides alone. It looks plausible, since the largest of N "
+    "norms is at least 1/sqrt(N) of the whole.",
     ranks=(4,),
 )
 

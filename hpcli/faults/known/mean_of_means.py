@@ -27,9 +27,9 @@ ENTRY = Entry(
     wrong=2.0,
     right=1.0,
     how_we_know="4 over 4 tokens is 1; the means are 4/1 and 0/3, and their mean is 2",
-    why="Each rank divides by its own number of tokens, and the reduction averages over ranks. Tokens on ranks with few of them then "
-    "weigh more, and the loss depends on how the batch was cut. The sum of all losses must be divided once, by the tokens of the "
-    "global batch.",
+    why="Each rank divides by its own number of tokens, and the reduction averages over ranks. Tokens on "
+    "ranks with few of them then weigh more, and the loss depends on how the batch was cut. The sum of all "
+    "losses must be divided once, by the tokens of the global batch.",
 )
 
 

@@ -11,14 +11,15 @@ ENTRY = Entry(
     title="a rank whose parameters are all filtered out has no norm",
     kind="missing",
     source="Megatron-LM#5529",
-    condition="one process, all parameters filtered out (frozen, shared or a duplicate): the norm of type inf, and what type 2 gives to "
-    "the all-reduce",
+    condition="one process, all parameters filtered out (frozen, shared or a duplicate): the norm of type "
+    "inf, and what type 2 gives to the all-reduce",
     shown_by="formula",
     wrong={"inf": Raises("max() ", "ValueError"), "2": "float"},
     right={"inf": 0.0, "2": "Tensor"},
     how_we_know="a maximum of magnitudes, and a sum of squares, start at 0",
-    why="Without gradients max() meets an empty sequence, and the sum of squares is Python's number 0.0, which no all-reduce takes. Pipeline "
-    "stages whose weights are all frozen or shared get there. The part of an empty list is a value like any other.",
+    why="Without gradients max() meets an empty sequence, and the sum of squares is Python's number 0.0, "
+    "which no all-reduce takes. Pipeline stages whose weights are all frozen or shared get there. The part "
+    "of an empty list is a value like any other.",
     ranks=(1,),
 )
 

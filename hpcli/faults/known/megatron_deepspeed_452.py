@@ -14,8 +14,9 @@ ENTRY = Entry(
     wrong="bfloat16",
     right=Says("unknown key; did you mean"),
     how_we_know="the file asks for float32, and the run reduces in the default",
-    why="A dictionary is asked for the keys that it should have, and nobody asks which keys it has. The run starts with the default, and its "
-    "result differs in the third digit. Every key of a file must be one that something reads.",
+    why="A dictionary is asked for the keys that it should have, and nobody asks which keys it has. The run "
+    "starts with the default, and its result differs in the third digit. Every key of a file must be one "
+    "that something reads.",
     ranks=(1,),
 )
 

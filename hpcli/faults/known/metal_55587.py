@@ -16,8 +16,9 @@ ENTRY = Entry(
     wrong={"0": 2.0, "inf": 4.0, "-inf": 0.0},
     right={"0": 3.0, "inf": 4.0, "-inf": 0.0},
     how_we_know="3, -4 and 1 are not zero; the largest magnitude is 4, the smallest 0",
-    why="Stock torch takes the norm of the tensors' norms, which for p = 0 counts tensors that are not all zero. The number then depends on "
-    "how parameters are sharded or fused. Seen as one flat vector, the 0-norm is the number of its elements that are not zero.",
+    why="Stock torch takes the norm of the tensors' norms, which for p = 0 counts tensors that are not all "
+    "zero. The number then depends on how parameters are sharded or fused. Seen as one flat vector, the "
+    "0-norm is the number of its elements that are not zero.",
     ranks=(1,),
 )
 

@@ -11,13 +11,15 @@ ENTRY = Entry(
     title="float32 optimizer state comes back in bfloat16",
     kind="resume",
     source="nanotron#245",
-    condition="a bfloat16 model whose optimizer holds 1 + 2^-10 as running mean, saved and loaded: the value and its dtype",
+    condition="a bfloat16 model whose optimizer holds 1 + 2^-10 as running mean, saved and loaded: the "
+    "value and its dtype",
     shown_by="stock",
     wrong=[1.0, "torch.bfloat16"],
     right=[1.0009765625, "torch.float32"],
     how_we_know="1 + 2^-10 needs 11 significant bits, bfloat16 has 8",
-    why="Optimizer.load_state_dict casts state to the dtype of the parameter it belongs to. The means and squares that were kept in float32 are "
-    "rounded at each resume, and stay narrow. Here the state belongs to float32 master weights, and a checkpoint gives back its bits.",
+    why="Optimizer.load_state_dict casts state to the dtype of the parameter it belongs to. The means and "
+    "squares that were kept in float32 are rounded at each resume, and stay narrow. Here the state belongs "
+    "to float32 master weights, and a checkpoint gives back its bits.",
     ranks=(1,),
 )
 

@@ -22,13 +22,16 @@ ENTRY = Entry(
     title=FAULT.title,
     kind="offload",
     source=FAULT.source,
-    condition="a decoder on 2 CPU ranks, 2 steps with offload and 2 without; on the faulty side offloaded gradients pass through bfloat16",
+    condition="a decoder on 2 CPU ranks, 2 steps with offload and 2 without; on the faulty side offloaded "
+    "gradients pass through bfloat16",
     shown_by="planted",
     wrong={"losses": "of other bits", "weights": "of other bits"},
     right={"losses": "of the same bits", "weights": "of the same bits"},
-    how_we_know="both runs are made and compared bit for bit; on one kind of processor the same sums give the same bits",
-    why="Offload streams gradients to the host, and a narrower dtype halves what is copied. Nothing fails, and the loss curve looks the same. "
-    "Offload is about where things live, so not a bit may change, and check-norm compares both runs on every layout.",
+    how_we_know="both runs are made and compared bit for bit; on one kind of processor the same sums give "
+    "the same bits",
+    why="Offload streams gradients to the host, and a narrower dtype halves what is copied. Nothing fails, "
+    "and the loss curve looks the same. Offload is about where things live, so not a bit may change, and "
+    "check-norm compares both runs on every layout.",
     seconds=1.0,
 )
 

@@ -11,14 +11,17 @@ ENTRY = Entry(
     title="one stage skips a step for an overflow, the other takes it",
     kind="loss-scale",
     source="torch 2.13, measured",
-    condition="2 pipeline stages, the scaled gradient is 1024 on stage 0 and infinite on stage 1: was the step taken, and the next scale",
+    condition="2 pipeline stages, the scaled gradient is 1024 on stage 0 and infinite on stage 1: was the "
+    "step taken, and the next scale",
     shown_by="stock",
     wrong=ByRank(([True, 1024.0], [False, 512.0])),
     right=[False, 512.0],
-    how_we_know="an element of the model's gradient is infinite, so the step must not be taken, and the scale is halved: 1024 / 2",
-    why="torch.amp.GradScaler looks for overflow among the gradients that it sees, and reduces the finding over the mesh of a DTensor at most. "
-    "Stages and experts have meshes of their own, so some take the step and some do not, and their scales part. The global norm "
-    "is the same bits on all ranks, and it is not finite exactly when some gradient is not.",
+    how_we_know="an element of the model's gradient is infinite, so the step must not be taken, and the "
+    "scale is halved: 1024 / 2",
+    why="torch.amp.GradScaler looks for overflow among the gradients that it sees, and reduces the finding "
+    "over the mesh of a DTensor at most. Stages and experts have meshes of their own, so some take the step "
+    "and some do not, and their scales part. The global norm is the same bits on all ranks, and it is not "
+    "finite exactly when some gradient is not.",
 )
 
 

@@ -11,13 +11,15 @@ ENTRY = Entry(
     title="offload's default fails on a machine without accelerator",
     kind="offload",
     source="torch 2.13, measured",
-    condition="one weight sharded over 2 CPU ranks with the offload policy as it comes; gradient 3 on one shard, 4 on the other",
+    condition="one weight sharded over 2 CPU ranks with the offload policy as it comes; gradient 3 on one "
+    "shard, 4 on the other",
     shown_by="stock",
     wrong=Raises("Cannot access accelerator device when none is available"),
     right=5.0,
     how_we_know="sqrt(9 + 16) = 5",
-    why="CPUOffloadPolicy() page-locks host memory, which is done by the driver of an accelerator. A configuration that was written for one then "
-    "fails where it should be tried out. Here None pins where there is a device to copy to, and nowhere else.",
+    why="CPUOffloadPolicy() page-locks host memory, which is done by the driver of an accelerator. A "
+    "configuration that was written for one then fails where it should be tried out. Here None pins where "
+    "there is a device to copy to, and nowhere else.",
 )
 
 

@@ -9,13 +9,15 @@ ENTRY = Entry(
     title="a hung rank: the timeout of the others does not name it",
     kind="launcher",
     source="torch 2.13, measured",
-    condition="2 ranks, rank 1 sleeps for longer than the timeout of the process group; then the same in step 2 of hpcli train",
+    condition="2 ranks, rank 1 sleeps for longer than the timeout of the process group; then the same in "
+    "step 2 of hpcli train",
     shown_by="stock",
     wrong=ByRank((Raises("imed out waiting"), "slept")),
     right=ByRank((Says("rank 1"), "")),
     how_we_know="rank 1 is the one that sleeps",
-    why="The rank that waits is the one that raises, so the traceback shows where nothing is wrong. With hundreds of ranks all tracebacks look "
-    "alike, but for the one that is missing. Heartbeats show who stopped, and the stacks of the others what they wait for.",
+    why="The rank that waits is the one that raises, so the traceback shows where nothing is wrong. With "
+    "hundreds of ranks all tracebacks look alike, but for the one that is missing. Heartbeats show who "
+    "stopped, and the stacks of the others what they wait for.",
     alone=True,
     timeout_seconds=3.0,
     seconds=12.0,

@@ -11,13 +11,15 @@ ENTRY = Entry(
     title="no norm of plain parameters beside DTensors",
     kind="dtensor",
     source="pytorch#121020",
-    condition="2 tensor-parallel ranks: a sharded weight with gradient (1, 2) and a plain norm weight with gradient (2, 4) on both",
+    condition="2 tensor-parallel ranks: a sharded weight with gradient (1, 2) and a plain norm weight with "
+    "gradient (2, 4) on both",
     shown_by="stock",
     wrong=Raises("got mixed torch.Tensor and DTensor"),
     right=5.0,
     how_we_know="1 + 4 + 4 + 16 = 25; the plain weight is one parameter, held by both ranks",
-    why="Tensor parallelism shards the large matrices and leaves small weights as they are. Stock torch hands both to one foreach "
-    "operation, which refuses. A plain parameter beside DTensors is a replicated one: it counts once, not once a rank.",
+    why="Tensor parallelism shards the large matrices and leaves small weights as they are. Stock torch "
+    "hands both to one foreach operation, which refuses. A plain parameter beside DTensors is a replicated "
+    "one: it counts once, not once a rank.",
 )
 
 

@@ -11,13 +11,15 @@ ENTRY = Entry(
     title="a 0-dim parameter cannot be sharded",
     kind="shards",
     source="pytorch#132934",
-    condition="a module with a temperature torch.tensor(2.) as parameter, sharded over 2 ranks; output 3 x 2, gradient 3 per rank",
+    condition="a module with a temperature torch.tensor(2.) as parameter, sharded over 2 ranks; output 3 x "
+    "2, gradient 3 per rank",
     shown_by="stock",
     wrong=Raises("fully_shard doesn't support scalar parameters", "ValueError"),
     right={"output": 6.0, "norm": 6.0},
     how_we_know="the derivative of 3 t is 3 on each of two ranks, summed 6",
-    why="A scalar has no dimension to shard along, and FSDP2 says so when the model is built. Left out of it by ignored_params it works, but "
-    "its gradient is then no one's to reduce, and the norm is wrong. Here it is stored as one element and seen 0-dim by forward.",
+    why="A scalar has no dimension to shard along, and FSDP2 says so when the model is built. Left out of "
+    "it by ignored_params it works, but its gradient is then no one's to reduce, and the norm is wrong. "
+    "Here it is stored as one element and seen 0-dim by forward.",
 )
 
 

@@ -11,14 +11,15 @@ ENTRY = Entry(
     title="stock torch cannot clip offloaded gradients",
     kind="offload",
     source="pytorch#148532",
-    condition="one weight with gradient 3 on rank 0 and 4 on rank 1, sharded by FSDP2 with CPUOffloadPolicy, the group's backend being "
-    "that of the accelerator alone",
+    condition="one weight with gradient 3 on rank 0 and 4 on rank 1, sharded by FSDP2 with "
+    "CPUOffloadPolicy, the group's backend being that of the accelerator alone",
     shown_by="stock",
     wrong=Raises("No backend type associated with device type cpu", through=("torch/nn/utils/clip_grad.py:clip_grad_norm_",)),
     right=ByRank(([5.0, 0.6, "cpu"], [5.0, 0.8, "cpu"])),
     how_we_know="sqrt(9 + 16) = 5; 3/5 and 4/5; the gradients stay where offload put them",
-    why="The gradients are CPU tensors, so their norm is one, and torch reduces it where it is. A group that was made with nccl or hccl alone "
-    "has no way to do so. A second backend for the CPU helps, and so does a norm that travels by the group's own device.",
+    why="The gradients are CPU tensors, so their norm is one, and torch reduces it where it is. A group "
+    "that was made with nccl or hccl alone has no way to do so. A second backend for the CPU helps, and so "
+    "does a norm that travels by the group's own device.",
     device="accelerator",
 )
 

@@ -16,8 +16,9 @@ ENTRY = Entry(
     wrong=3.0,
     right={"torch's AVG": 1.5, "check-norm's self-test of collectives": True},
     how_we_know="(1 + 2) / 2",
-    why="gloo ran AVG as SUM and returned without an error, so every reference that was made with it was wrong by the number of ranks. "
-    "Torch 2.13 has it right, which was run here. An oracle must test what it stands on, and check-norm adds up powers of two first.",
+    why="gloo ran AVG as SUM and returned without an error, so every reference that was made with it was "
+    "wrong by the number of ranks. Torch 2.13 has it right, which was run here. An oracle must test what it "
+    "stands on, and check-norm adds up powers of two first.",
 )
 
 

@@ -16,8 +16,9 @@ ENTRY = Entry(
     wrong=ByRank((3.0, 4.0)),
     right={"library": 5.0, "stock torch": 5.0},
     how_we_know="sqrt(9 + 16) = 5; the shards have norms 3 and 4",
-    why="The norm came back as a DTensor whose item() gave the part of this rank, unless full_tensor() was called. Torch 2.13 returns a "
-    "replicated one, which was run here. This library returns a plain tensor, of which there is only one reading.",
+    why="The norm came back as a DTensor whose item() gave the part of this rank, unless full_tensor() was "
+    "called. Torch 2.13 returns a replicated one, which was run here. This library returns a plain tensor, "
+    "of which there is only one reading.",
 )
 
 

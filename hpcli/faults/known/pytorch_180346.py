@@ -11,14 +11,15 @@ ENTRY = Entry(
     title="no norm of parameters on two meshes",
     kind="dtensor",
     source="pytorch#180346",
-    condition='a 2x2 mesh; one weight of 4 elements sharded over mesh["a"], one over mesh["b"], all gradients 1',
+    condition='a 2x2 mesh; one weight of 4 elements sharded over mesh["a"], one over mesh["b"], all '
+    'gradients 1',
     shown_by="stock",
     wrong=Raises("All operands in aten.stack.default must have the same mesh", through=("torch/nn/utils/clip_grad.py:clip_grad_norm_",)),
     right=8**0.5,
     how_we_know="8 elements of 1",
-    why="Stock torch stacks the norms of all gradients into one DTensor, which has one mesh. Experts are sharded over other ranks than "
-    "dense weights, so every model with experts ends here. Here each rank adds up what counts on it, and only that number is "
-    "exchanged.",
+    why="Stock torch stacks the norms of all gradients into one DTensor, which has one mesh. Experts are "
+    "sharded over other ranks than dense weights, so every model with experts ends here. Here each rank "
+    "adds up what counts on it, and only that number is exchanged.",
     ranks=(4,),
 )
 

@@ -16,8 +16,9 @@ ENTRY = Entry(
     wrong=[-0.6, -0.8],
     right=Raises("max_norm must be a number >= 0", "ValueError"),
     how_we_know="-1 / 5 times (3, 4)",
-    why="The coefficient is max_norm over the norm, and nothing asks for its sign. A typing error in a configuration then makes training "
-    "climb instead of descend. A bound on a length cannot be negative, so it is refused.",
+    why="The coefficient is max_norm over the norm, and nothing asks for its sign. A typing error in a "
+    "configuration then makes training climb instead of descend. A bound on a length cannot be negative, so "
+    "it is refused.",
     ranks=(1,),
 )
 

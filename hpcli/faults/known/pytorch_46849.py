@@ -17,8 +17,9 @@ ENTRY = Entry(
     wrong=[0.0, math.nan],
     right=[1.0, math.inf],
     how_we_know="1 / inf = 0; 0 x 1 = 0, and 0 x inf is not a number",
-    why="The coefficient of an infinite norm is zero, and zero times infinity is NaN. The optimizer then takes a step with zeros and NaN, and "
-    "nobody is told. Here gradients of a norm that is not finite stay as they are, and the trainer skips the step and says so.",
+    why="The coefficient of an infinite norm is zero, and zero times infinity is NaN. The optimizer then "
+    "takes a step with zeros and NaN, and nobody is told. Here gradients of a norm that is not finite stay "
+    "as they are, and the trainer skips the step and says so.",
     ranks=(1,),
 )
 

@@ -16,8 +16,9 @@ ENTRY = Entry(
     wrong=50**0.5,
     right=5.0,
     how_we_know="9 + 16 = 25, on both ranks the same elements; added over ranks 50",
-    why="FSDP with NO_SHARD keeps the whole gradient on every rank, as data parallelism does. Its norm took every rank's squares for those "
-    "of a shard. A mesh that shards over one rank and replicates over the others says what is the case.",
+    why="FSDP with NO_SHARD keeps the whole gradient on every rank, as data parallelism does. Its norm took "
+    "every rank's squares for those of a shard. A mesh that shards over one rank and replicates over the "
+    "others says what is the case.",
 )
 
 

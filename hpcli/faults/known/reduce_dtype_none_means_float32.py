@@ -22,15 +22,17 @@ ENTRY = Entry(
     title="reduce_dtype None read as float32, on torch",
     kind="reduce",
     source="hyper-parallel gitcode#217",
-    condition="bfloat16 computation with reduce_dtype None on 2 ranks: gradient 1 on rank 0 and 2^-10 on rank 1 reduced, and 256, 1 and 1 "
-    "accumulated over micro-batches on rank 0",
+    condition="bfloat16 computation with reduce_dtype None on 2 ranks: gradient 1 on rank 0 and 2^-10 on "
+    "rank 1 reduced, and 256, 1 and 1 accumulated over micro-batches on rank 0",
     shown_by="planted",
     wrong={"reduced": 1.0009765625, "accumulated": 258.0},
     right={"reduced": 1.0, "accumulated": 256.0},
-    how_we_know="bfloat16 has 8 significant bits, so 1 + 2^-10 rounds to 1, and 257 to 256; float32 would hold both sums",
-    why="None means that gradients are reduced as they are, in bfloat16 here. An allocator that is given None makes float32, so a buffer has "
-    "another dtype than what goes into it: MindSpore refuses that, torch reduces in float32 without being asked. One function "
-    "resolves None, and layout, buffer, reduction and checks all ask it.",
+    how_we_know="bfloat16 has 8 significant bits, so 1 + 2^-10 rounds to 1, and 257 to 256; float32 would "
+    "hold both sums",
+    why="None means that gradients are reduced as they are, in bfloat16 here. An allocator that is given "
+    "None makes float32, so a buffer has another dtype than what goes into it: MindSpore refuses that, "
+    "torch reduces in float32 without being asked. One function resolves None, and layout, buffer, "
+    "reduction and checks all ask it.",
 )
 
 

@@ -20,14 +20,15 @@ ENTRY = Entry(
     title=FAULT.title,
     kind="ranks",
     source=FAULT.source,
-    condition="a 2x2 mesh (replicate, shard), one weight with gradient (1, 2, 3, 4), placed [Replicate, Shard(0)]",
+    condition="a 2x2 mesh (replicate, shard), one weight with gradient (1, 2, 3, 4), placed [Replicate, "
+    "Shard(0)]",
     shown_by="planted",
     wrong=60**0.5,
     right=30**0.5,
     how_we_know="1 + 4 + 9 + 16 = 30; each element lies on two ranks, so that a sum over all of them is 60",
-    why="Each shard lies on as many ranks as there are replicas. A sum of squares over all ranks counts it once for each of them, so "
-    "the norm grows by the root of their number and clipping sets in too early. Of the ranks that hold a piece, exactly one may "
-    "count it.",
+    why="Each shard lies on as many ranks as there are replicas. A sum of squares over all ranks counts it "
+    "once for each of them, so the norm grows by the root of their number and clipping sets in too early. "
+    "Of the ranks that hold a piece, exactly one may count it.",
     ranks=(4,),
 )
 

@@ -27,8 +27,9 @@ ENTRY = Entry(
     wrong=1,
     right=2,
     how_we_know="the ranks' tokens are compared, each token",
-    why="A sampler that does not know of its rank gives every rank the same sequences. Loss and norm look healthy, for they are those of a smaller "
-    "batch, and the ranks agree perfectly. Parity tests need different data, and check-norm refuses to pass without.",
+    why="A sampler that does not know of its rank gives every rank the same sequences. Loss and norm look "
+    "healthy, for they are those of a smaller batch, and the ranks agree perfectly. Parity tests need "
+    "different data, and check-norm refuses to pass without.",
 )
 
 

@@ -25,8 +25,9 @@ ENTRY = Entry(
     wrong=ByRank(([3.0, 1.0], [4.0, 1.0])),
     right=ByRank(([5.0, 0.6], [5.0, 0.8])),
     how_we_know="sqrt(9 + 16) = 5; 3/5 and 4/5; each stage alone gives 3/3 and 4/4",
-    why="The parameters of a stage do not show that there are other stages. A norm over what they show is that of the stage, and "
-    "stages are clipped by different factors. The mesh has to tell, so it is given, or remembered by parallelize.",
+    why="The parameters of a stage do not show that there are other stages. A norm over what they show is "
+    "that of the stage, and stages are clipped by different factors. The mesh has to tell, so it is given, "
+    "or remembered by parallelize.",
 )
 
 

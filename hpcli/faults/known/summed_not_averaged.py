@@ -27,8 +27,9 @@ ENTRY = Entry(
     wrong=8.0,
     right=4.0,
     how_we_know="(3 + 5) / 2 tokens = 4; a mean of one token each, summed over ranks, is 3 + 5",
-    why="One backend divides by the tokens of a rank and averages over ranks, another sums. With the loss of the one and the reduction of the other "
-    "the norm is too large by the number of ranks. Sum over ranks and division by the global batch belong together.",
+    why="One backend divides by the tokens of a rank and averages over ranks, another sums. With the loss "
+    "of the one and the reduction of the other the norm is too large by the number of ranks. Sum over ranks "
+    "and division by the global batch belong together.",
 )
 
 

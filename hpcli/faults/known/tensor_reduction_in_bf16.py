@@ -26,10 +26,11 @@ ENTRY = Entry(
     shown_by="planted",
     wrong=1.0,
     right=1.0009765625,
-    how_we_know="1 + 2^-10 needs 11 significant bits: float32 holds it exactly, bfloat16, which has 8, rounds it to 1",
-    why="reduce_dtype governs FSDP's reduction over data-parallel ranks. Where that group has one rank, or the parameter is "
-    "replicated over tensor-parallel ranks, another reduction is what counts, and it ran in the gradient's bfloat16. Here "
-    "finish_gradients makes it, always in float32.",
+    how_we_know="1 + 2^-10 needs 11 significant bits: float32 holds it exactly, bfloat16, which has 8, "
+    "rounds it to 1",
+    why="reduce_dtype governs FSDP's reduction over data-parallel ranks. Where that group has one rank, or "
+    "the parameter is replicated over tensor-parallel ranks, another reduction is what counts, and it ran "
+    "in the gradient's bfloat16. Here finish_gradients makes it, always in float32.",
 )
 
 

@@ -22,13 +22,15 @@ ENTRY = Entry(
     title=FAULT.title,
     kind="ranks",
     source=FAULT.source,
-    condition="2 pipeline stages share one weight of two elements; its gradient, summed over both, is (20, 20)",
+    condition="2 pipeline stages share one weight of two elements; its gradient, summed over both, is (20, "
+    "20)",
     shown_by="planted",
     wrong=40.0,
     right=800**0.5,
     how_we_know="20^2 + 20^2 = 800; counted on both stages it is 1600, whose root is 40",
-    why="First and last stage each hold a copy of the embedding, and after their sum both hold the whole gradient. A sum of "
-    "squares over the stages meets it twice. That the two copies are one parameter can be seen in no layout, so it must be declared.",
+    why="First and last stage each hold a copy of the embedding, and after their sum both hold the whole "
+    "gradient. A sum of squares over the stages meets it twice. That the two copies are one parameter can "
+    "be seen in no layout, so it must be declared.",
 )
 
 

@@ -9,13 +9,14 @@ ENTRY = Entry(
     title="a second job finds the port of the first in use",
     kind="launcher",
     source="TorchDR#249",
-    condition="a port on which something listens, and a job whose ranks are to meet there; then 2 ranks of this launcher, which add up 1 + 1",
+    condition="a port on which something listens, and a job whose ranks are to meet there; then 2 ranks of "
+    "this launcher, which add up 1 + 1",
     shown_by="stock",
     wrong=Raises("address already in use", "DistNetworkError"),
     right=2.0,
     how_we_know="a port has one listener; ranks that meet over a file of their own need none",
-    why="29500 is everybody's default, and the second job on a machine finds it taken. Whoever gets it by luck may meet the ranks of another job. "
-    "Local ranks meet over a file in a folder that only they know.",
+    why="29500 is everybody's default, and the second job on a machine finds it taken. Whoever gets it by "
+    "luck may meet the ranks of another job. Local ranks meet over a file in a folder that only they know.",
 )
 
 

@@ -16,8 +16,9 @@ ENTRY = Entry(
     wrong={"replicated (DDP)": 4.0, "sharded (FSDP2, factor 1)": 8.0},
     right={"replicated": 8.0, "sharded": 8.0},
     how_we_know="3 + 5 = 8 is the gradient of the whole loss; its mean over ranks is 4",
-    why="The divide factor of FSDP2 was set to 1, since the loss is divided by the tokens of all ranks. DDP has no such factor, and goes on "
-    "averaging. One model then has two norms, and a clip that was tuned for one layout is wrong in the other.",
+    why="The divide factor of FSDP2 was set to 1, since the loss is divided by the tokens of all ranks. DDP "
+    "has no such factor, and goes on averaging. One model then has two norms, and a clip that was tuned for "
+    "one layout is wrong in the other.",
 )
 
 

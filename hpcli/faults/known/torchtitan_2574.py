@@ -14,8 +14,9 @@ ENTRY = Entry(
     wrong=Raises("invalid for input of size"),
     right=Says("num_kv_heads"),
     how_we_know="3 heads cannot be given to 2 ranks in whole heads",
-    why="The projection's 24 columns divide by 2 and are cut without complaint. The rank's 12 columns then do not make whole heads, and a view "
-    "deep in the attention says that a shape is invalid. The rule is known beforehand, with the key and the values that would do.",
+    why="The projection's 24 columns divide by 2 and are cut without complaint. The rank's 12 columns then "
+    "do not make whole heads, and a view deep in the attention says that a shape is invalid. The rule is "
+    "known beforehand, with the key and the values that would do.",
     ranks=(1,),
 )
 

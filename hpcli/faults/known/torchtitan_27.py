@@ -14,8 +14,9 @@ ENTRY = Entry(
     wrong=Raises("Invalid parallel dims: dp(1) * tp(2) * pp(3) != WORLD_SIZE(8)", "AssertionError"),
     right=Says("my.yaml:1: parallelism"),
     how_we_know="1 x 2 x 3 = 6, and 8 ranks were asked for",
-    why="Every rank has started, has imported everything and met the others when each of them raises this. It says that a product is wrong, and "
-    "neither where the degrees come from nor which would fit. One validator looks before any process starts, and names file and line.",
+    why="Every rank has started, has imported everything and met the others when each of them raises this. "
+    "It says that a product is wrong, and neither where the degrees come from nor which would fit. One "
+    "validator looks before any process starts, and names file and line.",
     ranks=(1,),
 )
 

@@ -14,8 +14,9 @@ ENTRY = Entry(
     wrong=ByRank((Raises("Connection"), Lost("killed by signal 6 (SIGABRT)"))),
     right=Says("training.seq_length"),
     how_we_know="15 is odd",
-    why="Chunks of 8 and 7 tokens meet in an all-gather that takes equal ones, and gloo ends the process where it notices. No exception can be "
-    "caught there, and the other rank is told of a lost connection. Whether a length divides is known from the file, before any process starts.",
+    why="Chunks of 8 and 7 tokens meet in an all-gather that takes equal ones, and gloo ends the process "
+    "where it notices. No exception can be caught there, and the other rank is told of a lost connection. "
+    "Whether a length divides is known from the file, before any process starts.",
     alone=True,
     timeout_seconds=6.0,
     seconds=3.0,

@@ -9,14 +9,16 @@ ENTRY = Entry(
     title="another layout starts from other weights",
     kind="resume",
     source="torchtitan#514",
-    condition="a matrix on 2 tensor-parallel ranks, drawn with the seed of the run: is it the matrix that one rank draws",
+    condition="a matrix on 2 tensor-parallel ranks, drawn with the seed of the run: is it the matrix that "
+    "one rank draws",
     shown_by="formula",
     wrong=False,
     right=True,
     how_we_know="both matrices are compared element by element",
-    why="Each rank seeds its generator and draws its own shard, so all shards begin with the same numbers, which are others than those of one "
-    "rank. Losses of two layouts then cannot be compared from the first step. Here a parameter's values follow from the seed and "
-    "its name, and each rank takes its part of them.",
+    why="Each rank seeds its generator and draws its own shard, so all shards begin with the same numbers, "
+    "which are others than those of one rank. Losses of two layouts then cannot be compared from the first "
+    "step. Here a parameter's values follow from the seed and its name, and each rank takes its part of "
+    "them.",
     seconds=1.0,
 )
 

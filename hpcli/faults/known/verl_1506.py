@@ -12,13 +12,15 @@ ENTRY = Entry(
     title="ranks decide by themselves whether to skip a step",
     kind="precision",
     source="verl#1506",
-    condition="a weight sharded over 2 ranks, gradient 1 on rank 0 and NaN on rank 1: does the rank take the step",
+    condition="a weight sharded over 2 ranks, gradient 1 on rank 0 and NaN on rank 1: does the rank take "
+    "the step",
     shown_by="formula",
     wrong=ByRank((True, False)),
     right=False,
     how_we_know="a vector with an element that is no number has a norm that is no number, on every rank",
-    why="Each rank looked at its own gradients to see whether they are finite. The rank with the NaN skips, the others take the step, and from "
-    "then on the shards belong to different models. The global norm is the same bits everywhere, so it alone may decide.",
+    why="Each rank looked at its own gradients to see whether they are finite. The rank with the NaN skips, "
+    "the others take the step, and from then on the shards belong to different models. The global norm is "
+    "the same bits everywhere, so it alone may decide.",
 )
 
 

@@ -22,14 +22,16 @@ ENTRY = Entry(
     title=FAULT.title,
     kind="pipeline",
     source=FAULT.source,
-    condition="a decoder on 2 pipeline stages, one step with the interleaved zero-bubble schedule and with 1F1B: the norm of the one over that of the other",
+    condition="a decoder on 2 pipeline stages, one step with the interleaved zero-bubble schedule and with "
+    "1F1B: the norm of the one over that of the other",
     shown_by="planted",
     wrong=Not(1.0),
     right=1.0,
     tolerance=1e-5,
     how_we_know="a schedule orders the same sums; norms agree to 1e-5",
-    why="Zero-bubble schedules compute weight gradients late, when FSDP2 has freed the parameters and takes its hooks for done. Whole layers "
-    "stay without a gradient, and nothing raises. With reshard_after_forward false the parameters are there; anything else is refused.",
+    why="Zero-bubble schedules compute weight gradients late, when FSDP2 has freed the parameters and takes "
+    "its hooks for done. Whole layers stay without a gradient, and nothing raises. With "
+    "reshard_after_forward false the parameters are there; anything else is refused.",
     seconds=1.5,
 )
 

@@ -11,7 +11,7 @@ from hpcli.faults.registry import entries, load_file, module_of
 from hpcli.repro.run import Stage
 from hpcli.repro.verdict import Verdict
 
-FAST_SECONDS = 2.0
+FAST_SECONDS = 3.0
 
 
 def marked(entry: Entry) -> object:
