@@ -26,6 +26,7 @@ from hpcli.options import (
     Ranks,
     Set,
     Steps,
+    byte_count,
     complete_config,
     complete_entry,
 )
@@ -151,6 +152,59 @@ def validate(
         lines = [encode(layout_json(config, resolved))] if as_json else layout_lines(config, resolved)
         for line in lines:
             typer.echo(line)
+
+
+@app.command()
+def plan(
+    config: ConfigArgument,
+    ranks: Ranks = None,
+    rank: Annotated[Optional[int], typer.Option(metavar="R", help="Show this rank, not the fullest.")] = None,  # noqa: UP045
+    device_memory: Annotated[
+        int, typer.Option(metavar="SIZE", parser=byte_count, help="Memory of a device.", show_default=False)
+    ] = "64GiB",  # type: ignore[assignment]
+    host_memory: Annotated[
+        int, typer.Option(metavar="SIZE", parser=byte_count, help="Memory of a host.", show_default=False)
+    ] = "2TiB",  # type: ignore[assignment]
+    ranks_per_host: Annotated[int, typer.Option(metavar="N", min=1, help="How many ranks share a host.")] = 8,
+    enable_offload: Offload = None,
+    accumulate_allreduce_grads_in_fp32: Fp32Reduce = None,
+    device: Device = None,
+    set_: Set = None,
+    output: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FILE", help="Write the report there too: report.html or report.md."),
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Tell what a YAML file needs on a cluster of any size, without one.
+
+    Works out, for every class of ranks, the bytes of parameters, gradients, optimizer state, activations and
+    buffers, and whether they fit; what would help most if not; the collectives of a step; the pipeline's
+    schedule. Nothing is started or allocated, and what train would refuse is refused. The device's memory is
+    64GiB and the host's 2TiB unless told otherwise. Exits with 0 whether it fits or not.
+
+    \b
+    Examples:
+      hpcli plan examples/configs/fsdp8.yaml
+      hpcli plan examples/configs/tower_1t_fsdp128_ep128.yaml --no-enable-offload
+      hpcli plan examples/configs/tower_1t_fsdp128_ep128.yaml --device-memory 80GB --output report.html
+      hpcli plan examples/configs/fsdp8.yaml --ranks 1024 --json
+    """
+    overrides = overrides_of(set_, None, enable_offload, accumulate_allreduce_grads_in_fp32, device)
+    if output is not None and output.suffix not in (".html", ".md"):
+        raise typer.BadParameter(f"{output}: the name must end in .html or .md", param_hint="--output")
+    resolved, is_first = resolve(config, ranks, overrides, elsewhere=True)
+    if not is_first:
+        return
+    if rank is not None and not 0 <= rank < resolved.world_size:
+        raise typer.BadParameter(f"{rank}: the run has the ranks 0 to {resolved.world_size - 1}", param_hint="--rank")
+    from hpcli.plan.command import plan as make
+    from hpcli.plan.estimate import Limits
+
+    limits = Limits(device_memory, host_memory, ranks_per_host)
+    for line in make(config, resolved, overrides, limits=limits, rank=rank, json=as_json, output=output):
+        typer.echo(line)
 
 
 @app.command("check-norm")

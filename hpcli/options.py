@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Optional
@@ -35,6 +36,23 @@ def complete_entry(incomplete: str) -> list[str]:
 
 def complete_device(incomplete: str) -> list[str]:
     return [device for device in DEVICES if device.startswith(incomplete)]
+
+
+def byte_count(text: str) -> int:
+    """``64GiB``, ``80e9`` or ``80 GB`` in bytes; units are of 1,024 (KiB) or 1,000 (KB).
+
+    Raises:
+        BadParameter: (typer's) anything else, and less than one byte.
+    """
+    found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*(?:([kmgtp])(i)?)?b?\s*", text.lower())
+    try:
+        number = float(found.group(1)) if found else 0.0
+    except ValueError:
+        number = 0.0
+    if not found or number < 1:
+        raise typer.BadParameter(f"{text!r} is no amount of memory; write 64GiB, 80GB or a number of bytes")
+    _, unit, binary = found.groups()
+    return int(number * (1024 if binary else 1000) ** (" kmgtp".index(unit) if unit else 0))
 
 
 # typer reads these at run time, on Python 3.10 too: Optional, not `X | None`, in the aliases.

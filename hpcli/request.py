@@ -43,10 +43,15 @@ def overrides_of(
     return overrides
 
 
-def resolve(config: Path, ranks: int | None, overrides: list[Override]) -> tuple[ResolvedConfig, bool]:
+def resolve(
+    config: Path, ranks: int | None, overrides: list[Override], *, elsewhere: bool = False
+) -> tuple[ResolvedConfig, bool]:
     """The configuration, ready to run, and whether this process is the one that reports: alone, or rank 0.
 
     Under a launcher every rank comes here; all but the first end silently if the request is wrong.
+
+    Args:
+        elsewhere: it would run on another machine: this one's devices do not matter.
     """
     from hpcli.config.errors import ConfigError
     from hpcli.config.load import load_config
@@ -62,7 +67,7 @@ def resolve(config: Path, ranks: int | None, overrides: list[Override]) -> tuple
             loaded,
             ranks=ranks,
             launcher_world_size=None if joined is None else joined.world_size,
-            device_count=accelerator_count(loaded.config.device),
+            device_count=None if elsewhere else accelerator_count(loaded.config.device),
         )
     except ConfigError as error:
         if is_first:

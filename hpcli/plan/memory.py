@@ -31,7 +31,8 @@ class Memory(NamedTuple):
         parameters, gradients, optimizer_state: of the shards; in host memory with offload.
         main_gradients: gradients of whole units, accumulated over micro-batches.
         working_set: unsharded parameters at the worst moment, the next unit's among them, and the gradients of one unit.
-        activations: what backward needs of all micro-batches in flight, and what recomputing one layer takes.
+        activations: what backward needs of all micro-batches in flight.
+        temporary: what comes and goes beside them while one micro-batch is computed, a recomputed layer among it.
         buffers: of collectives and pipeline transfers.
     """
 
@@ -41,6 +42,7 @@ class Memory(NamedTuple):
     optimizer_state: int
     working_set: int
     activations: int
+    temporary: int
     buffers: int
 
     @property
@@ -60,8 +62,8 @@ def micro_batches(config: Config, mesh: ParallelMesh) -> int:
     return share // (training.micro_batch_size or share)
 
 
-def rank_memory(config: Config, mesh: ParallelMesh, rank: int, activations: int = 0) -> Memory:
-    """What ``rank`` needs, wherever it is kept; ``activations`` are found elsewhere."""
+def rank_memory(config: Config, mesh: ParallelMesh, rank: int, activations: int = 0, temporary: int = 0) -> Memory:
+    """What ``rank`` needs, wherever it is kept; ``activations`` and ``temporary`` are found elsewhere."""
     stages = held_by(config, mesh, rank)
     units = [unit for stage in stages for unit in stage.units]
     compute, reduce = _item_sizes(config)
@@ -73,6 +75,7 @@ def rank_memory(config: Config, mesh: ParallelMesh, rank: int, activations: int 
         optimizer_state=sum(_optimizer_state(config, stage) for stage in stages),
         working_set=_unsharded(config, mesh, stages, compute) + compute * max(unit.trainable for unit in units),
         activations=activations,
+        temporary=temporary,
         buffers=_fsdp_buffers(config, units, compute, reduce) + _transfers(config, mesh, stages, compute),
     )
 

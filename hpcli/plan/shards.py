@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from itertools import pairwise
@@ -14,8 +15,10 @@ from hpcli.models.stages import HeldStages, StageLayers, held_stages, stage_shap
 from hyper_parallel.core.mesh import ParallelMesh
 from hyper_parallel.core.pipeline_layout import V_SCHEDULES
 from hyper_parallel.core.precision import ITEM_SIZES
-from hyper_parallel.core.sharding import chunk_size, parameter_cuts, shard_sizes
+from hyper_parallel.core.sharding import ShardSizes, chunk_size, parameter_cuts, shard_sizes
 from hyper_parallel.core.units import sharded_units
+
+_LAYER = re.compile(r"^((?:vision\.)?layers)\.\d+\.")
 
 
 class HeldUnit(NamedTuple):
@@ -116,19 +119,20 @@ def _hold(
     plan = parallel_plan(config)
     shapes = stage_shapes(config.model, stage)
     item_size = ITEM_SIZES[config.training.compute_dtype]
-    known: dict[tuple[tuple[int, ...], tuple[tuple[int, int, int], ...]], tuple[int, int, int]] = {}
+    known: dict[str, tuple[ShardSizes, bool]] = {}
     trained = trained_parameters = 0
     units = []
     for unit in sharded_units(plan, {name: prod(shape) for name, shape in shapes.items()}, item_size):
         ranks = mesh.dp_shard // mesh.ep if unit.experts else mesh.dp_shard
         sums = [0, 0, 0, 0, 0, 0]
         for name in unit.names:
-            cuts = parameter_cuts(plan, mesh, name, rank)
-            key = (shapes[name], tuple(cuts))
-            held, shard, unsharded = known.get(key) or known.setdefault(key, shard_sizes(shapes[name], cuts))
+            kind = _LAYER.sub(r"\1.0.", name)  # what a layer's number changes is who holds it
+            if kind not in known:
+                cuts = parameter_cuts(plan, mesh, name, rank)
+                known[kind] = shard_sizes(shapes[name], cuts), bool(cuts[-1].dim)
+            (held, shard, unsharded), cut_inside = known[kind]
             trains = not is_frozen(config, name, stage)
-            inside = shard if cuts[-1].dim else 0
-            values = (held, shard, shard * trains, unsharded, unsharded * trains, inside)
+            values = (held, shard, shard * trains, unsharded, unsharded * trains, shard * cut_inside)
             sums = [a + b for a, b in zip(sums, values, strict=True)]
             copy = name == "head.weight" and config.model.tie_embeddings and local_tie
             trained += held * (trains and not copy)

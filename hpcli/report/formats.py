@@ -71,3 +71,16 @@ def ranks_text(ranks: Sequence[int], most: int = 12) -> str:
     shown = [str(first) if first == last else f"{first}-{last}" for first, last in runs[:most]]
     more = "" if len(runs) <= most else f", ... ({len(ranks):,} ranks)"
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(shown) + more
+
+
+def bytes_text(count: int) -> str:
+    """Bytes with the unit of 1,024 that gives from 1 to 1,023 of it, three digits: ``12.3 GiB``."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1023.5 or unit == "TiB":
+            break
+        size /= 1024
+    if unit == "B":
+        return f"{count} B"
+    digits = 2 if abs(size) < 9.995 else 1 if abs(size) < 99.95 else 0
+    return f"{size:,.{digits}f} {unit}"

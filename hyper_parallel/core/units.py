@@ -68,9 +68,14 @@ def sharded_units(plan: ParallelPlan, elements: Mapping[str, int], item_size: in
         elements: parameter -> elements of the whole parameter, in the order of the model.
         item_size: bytes of an element while computing.
     """
-    inside = {layer: [name for name in elements if name.startswith(f"{layer}.")] for layer in plan.layers}
+    inside: dict[str, list[str]] = {layer: [] for layer in plan.layers}
+    for name in elements:
+        ends = (end for end, letter in enumerate(name) if letter == ".")
+        layer = next((name[:end] for end in ends if name[:end] in inside), None)
+        if layer is not None:
+            inside[layer].append(name)
     layers = [layer for layer, names in inside.items() if names]
-    experts = {name for name in elements if plan.is_expert(name)}
+    experts = {name for name in elements if plan.experts and plan.is_expert(name)}
     stacks: dict[str, list[str]] = {}
     for name in elements:
         if name in experts:
@@ -92,7 +97,7 @@ def sharded_units(plan: ParallelPlan, elements: Mapping[str, int], item_size: in
     grouped = group_layers([size(stacks[module]) for module in modules], plan.unit) or [list(range(len(modules)))] * bool(modules)
     for group in grouped:
         names = tuple(name for index in group for name in stacks[modules[index]])
-        at = [index for index, layer in enumerate(layers) if any(name in names for name in inside[layer])]
+        at = [index for index, layer in enumerate(layers) if not set(names).isdisjoint(inside[layer])]
         units.append(ShardedUnit(names, range(at[0], at[-1] + 1), True, False))
     root = tuple(name for name in elements if name not in taken and name not in experts)
     units.sort(key=lambda unit: (unit.layers.start, unit.experts))

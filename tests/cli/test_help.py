@@ -12,7 +12,7 @@ import pytest
 
 import hpcli as package
 
-COMMANDS = ("train", "validate", "schema", "doctor")
+COMMANDS = ("train", "validate", "plan", "schema", "doctor")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -165,7 +165,7 @@ def draw(timeline: Timeline, width: int = 100) -> str:
     ]
     idle = f"idle {100 * timeline.bubble_share:.1f} % of the ranks' time"
     split = any(span.step.kind is Kind.BACKWARD_WEIGHT for spans in timeline.spans for span in spans)
-    late = ", w backward of weights" * split
+    late = ", w weights" * split
     return "\n\n".join(blocks) + f"\n{idle}; > forward, < backward{late}, = gradient reduction, . idle"
 
 
