@@ -16,6 +16,45 @@ device: cpu
 """
 
 
+PAIR = """
+import os, signal, sys
+import torch, torch.distributed as dist
+rank = int(sys.argv[2])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
+dist.barrier()
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.all_reduce(torch.ones(1))
+"""
+
+
+def survivors_error() -> str:
+    """The last line that one of two processes prints whose peer is killed while it waits for it in an all-reduce; nobody watches
+    them. Run on rank 0; "" on the others."""
+    if os.environ.get("RANK", "0") != "0":
+        return ""
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        survivor, peer = [
+            subprocess.Popen(
+                [sys.executable, "-c", PAIR, str(Path(folder, "store")), rank],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in "01"
+        ]
+        try:
+            errors = survivor.communicate(timeout=60)[1]
+        finally:
+            for process in (survivor, peer):
+                process.kill()
+                process.wait()
+    return errors.strip().rpartition("\n")[2] if survivor.returncode else ""
+
+
 def error_of_training(plant: str) -> str:
     """What ``hpcli train`` on 2 ranks says when a failure is planted into it. Run on rank 0; "" on the others.
 
