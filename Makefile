@@ -34,7 +34,7 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 $(VENV)/.test: $(VENV)/.installed
-	$(BIN)/pip install -q -e ".[test]"
+	$(BIN)/pip install -q -e ".[test,mindspore]"
 	touch $@
 
 $(VENV)/.lint: $(VENV)/.test
