@@ -46,6 +46,14 @@ class Trained:
         loss = self.engine.accumulate(micro_batches, self.batches.valid_tokens(step), lambda phase: None)
         self.losses.append(float(loss))
 
+    def exact_norm(self) -> float:
+        """The 2-norm of the gradients, each gathered whole on every rank, in float64: no norm of the library's. No pipelines."""
+        squares = 0.0
+        for parameter in self.parameters:
+            whole = parameter.grad.to(self.engine.device).full_tensor()
+            squares += float(whole.cpu().double().square().sum())
+        return squares**0.5
+
     def update(self) -> None:
         """Take the step and clear the gradients."""
         self.engine.update(1e-2)

@@ -104,9 +104,7 @@ class RankServer:
             data = json.dumps(payload).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise LaunchError(f"the payload cannot be sent to the ranks as JSON: {error}") from error
-        if self._process is None:
-            self._start()
-        self._wait_until_ready()
+        self.wait_until_ready()
         assert self._folder is not None
         self._runs += 1
         folder = self._folder / f"run-{self._runs}"
@@ -184,9 +182,16 @@ class RankServer:
             self.close()
             raise
 
-    def _wait_until_ready(self) -> None:
+    def wait_until_ready(self) -> None:
+        """Return when the server has warmed up, as `run` does by itself; for those who measure what comes after.
+
+        Raises:
+            LaunchError: it cannot.
+        """
         if self._ready:
             return
+        if self._process is None:
+            self._start()
         try:
             answer = self._receive()
             if not answer.get("ready"):

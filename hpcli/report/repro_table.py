@@ -22,6 +22,7 @@ _LABEL = 13
 _DIGITS = 9
 _MOST_PROBLEMS = 8
 _LONGEST_CELL = 24
+_MOST_ROWS = 24
 
 
 def verdict_lines(verdict: Verdict, inject: str | None) -> tuple[list[str], Table, list[str]]:
@@ -66,7 +67,7 @@ def conclusion_lines(verdict: Verdict) -> list[str]:
 
 
 def _table(verdict: Verdict, notes: list[str]) -> Table:
-    """The values rank by rank. Long texts go into ``notes``, and their numbers into the table."""
+    """The values rank by rank; where that would be many lines, ranks that hold the same share them. Long texts go into ``notes``, and their numbers into the table."""
     from hpcli.faults.entry import expectations, shown
     from hpcli.repro.verdict import outcome_text
 
@@ -75,22 +76,27 @@ def _table(verdict: Verdict, notes: list[str]) -> Table:
         (verdict.wrong, expectations(entry.wrong, verdict.ranks)),
         (verdict.right, expectations(entry.right, verdict.ranks)),
     )
-    rows: list[list[str]] = []
+    blocks: list[tuple[list[int], list[list[str]]]] = []
     for rank in range(verdict.ranks):
         cells = []
         for outcomes, expected in sides:
             cells += [_by_name(outcome_text(outcomes[rank])), _by_name(shown(expected[rank]))]
         names = list(dict.fromkeys(name for cell in cells for name in cell))
-        for number, name in enumerate(names):
-            rows.append([str(rank) if number == 0 else "", name, *(_noted(_text(cell.get(name)), notes) for cell in cells)])
-    named = any(row[1] for row in rows)
+        rows = [[name, *(_noted(_text(cell.get(name)), notes) for cell in cells)] for name in names]
+        if blocks and blocks[-1][1] == rows and verdict.ranks * len(rows) > _MOST_ROWS:
+            blocks[-1][0].append(rank)
+        else:
+            blocks.append(([rank], rows))
+    named = any(row[0] for _, rows in blocks for row in rows)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
     titles = ("rank", "", "faulty", "as reported", "library", "right")
     for number, title in enumerate(titles):
         if number != 1 or named:
             table.add_column(Text(title), justify="right" if number == 0 else "left", vertical="top", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for number, cell in enumerate(row) if number != 1 or named))
+    for ranks, rows in blocks:
+        which = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
+        for number, (name, *values) in enumerate(rows):
+            table.add_row(*map(Text, ["" if number else which, *([name] if named else []), *values]))
     return table
 
 

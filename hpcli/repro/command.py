@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+import io
 import time
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
+
+from rich.table import Table
 
 from hpcli.config.errors import ConfigError, Problem
 from hpcli.faults.entry import CLASSES, Entry
@@ -96,7 +98,7 @@ def list_entries(kind: str | None, *, json: bool) -> None:
         for entry in found:
             print(encode({"event": "entry", **entry_json(entry)}))
         return
-    plain_console(sys.stdout, WIDTH).print(entry_table(found))
+    _print_table(entry_table(found))
     print(f"\n{count_text(len(found), 'entry', 'entries')}; hpcli repro ID re-enacts one, hpcli repro --all re-enacts them all")
 
 
@@ -115,12 +117,20 @@ def new(name: str) -> None:
 def _show(verdict: Verdict) -> None:
     above, table, below = verdict_lines(verdict, fault_of(verdict.entry))
     print("\n".join(above))
-    plain_console(sys.stdout, WIDTH).print(table)
+    _print_table(table)
     print("\n".join(below))
 
 
+def _print_table(table: Table) -> None:
+    """The table without the blanks that rich fills its lines up with."""
+    text = io.StringIO()
+    plain_console(text, WIDTH).print(table)
+    for line in text.getvalue().splitlines():
+        print(line.rstrip())
+
+
 def _show_all(verdicts: Sequence[Verdict], failed: Sequence[Verdict], seconds: float) -> None:
-    plain_console(sys.stdout, WIDTH).print(summary_table(verdicts))
+    _print_table(summary_table(verdicts))
     print()
     for verdict in failed:
         print(f"{verdict.entry.id}: " + "\n".join(conclusion_lines(verdict)))

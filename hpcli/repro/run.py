@@ -46,8 +46,9 @@ class Stage:
         Raises:
             LaunchError: ranks cannot be started at all.
         """
-        began = time.perf_counter()
         device = device_for(entry, ranks)
+        self._server(device).wait_until_ready()
+        began = time.perf_counter()
         if planted or entry.alone:  # what is patched or hung stays so for good
             right, _ = self._run(entry, file, device, ranks, ["right"], TIMEOUT_SECONDS)
             _, wrong = self._run(entry, file, device, ranks, ["wrong"], entry.timeout_seconds)

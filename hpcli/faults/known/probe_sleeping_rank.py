@@ -20,7 +20,7 @@ ENTRY = Entry(
     "stopped, and the stacks of the others what they wait for.",
     alone=True,
     timeout_seconds=3.0,
-    seconds=12.0,
+    seconds=11.0,
 )
 
 

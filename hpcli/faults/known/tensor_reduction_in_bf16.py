@@ -23,7 +23,7 @@ ENTRY = Entry(
     kind="reduce",
     source=FAULT.source,
     condition="a norm weight replicated over 2 tensor-parallel ranks with parts 1 and 2^-10 of its gradient",
-    shown_by="planted",
+    shown_by="stock",
     wrong=1.0,
     right=1.0009765625,
     how_we_know="1 + 2^-10 needs 11 significant bits: float32 holds it exactly, bfloat16, which has 8, "
@@ -44,6 +44,23 @@ def right() -> float:
     hyper_parallel.mark_shared(weight, dist.group.WORLD)
     hyper_parallel.finish_gradients([weight])
     return weight.grad.item()  # type: ignore[union-attr]
+
+
+def wrong() -> float:
+    """Sequence parallelism over 2 ranks and FSDP2 over 1, both stock torch's, with reduce_dtype float32."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    model: Any = torch.nn.Sequential(torch.nn.RMSNorm(1))
+    parallelize_module(model, mesh["tp"], {"0": SequenceParallel(use_local_output=True)})
+    fully_shard(model, mesh=mesh["dp"], mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+    part = 1.0 if dist.get_rank() == 0 else 2.0**-10
+    (model(torch.ones(1, 1, 1)) * part).sum().backward()
+    return model[0].weight.grad.full_tensor().item()
 
 
 def patch() -> None:
