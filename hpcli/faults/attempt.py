@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _LONGEST_MESSAGE = 2000
@@ -21,6 +21,15 @@ def attempt(function: Callable[[], Any]) -> Any:
             "message": str(error)[:_LONGEST_MESSAGE],
             "through": [[frame.filename, frame.lineno, frame.name] for frame in frames],
         }
+
+
+def attempts(functions: Mapping[str, Callable[[], Mapping[str, Any]]]) -> dict[str, Any]:
+    """:func:`attempt` for each; what one returns is flat in the result, "NAME: KEY" for each of its keys."""
+    told: dict[str, Any] = {}
+    for name, function in functions.items():
+        value = attempt(function)
+        told |= {name: value} if is_raised(value) else {f"{name}: {key}": entry for key, entry in value.items()}
+    return told
 
 
 def is_raised(value: Any) -> bool:

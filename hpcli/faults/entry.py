@@ -94,6 +94,7 @@ class Entry(NamedTuple):
         why: three sentences.
         ranks: how many show it; the first is what runs unless another is asked for.
         seconds: about how long it takes on two cores.
+        platform: "torch" or "mindspore".
         device: "cpu", "sim-npu", or "accelerator": the real one where there are enough, else the simulated NPU.
         strict_dtypes: the simulated NPU refuses dtypes as Ascend does.
         tolerance: how far numbers may be off, relative.
@@ -113,6 +114,7 @@ class Entry(NamedTuple):
     why: str
     ranks: tuple[int, ...] = (2,)
     seconds: float = 0.5
+    platform: str = "torch"
     device: str = "cpu"
     strict_dtypes: bool = False
     tolerance: float = 1e-6

@@ -133,8 +133,18 @@ def _passed(verdict: Verdict) -> Iterator[str]:
     raised = next((entry for entry in values if is_raised(entry)), None)
     if raised is None:
         return
-    frames = [f"{_ending(file)}:{line} {name}" for file, line, name in raised["through"] if "/hpcli/repro/" not in file]
-    yield from (f"{'raised in' if number == 0 else '':<{_LABEL}}{frame}"[:WIDTH] for number, frame in enumerate(frames[-12:]))
+    frames = [
+        _at_most(f"{name}  ", f"{_ending(file)}:{line}", WIDTH - _LABEL)
+        for file, line, name in raised["through"]
+        if "/hpcli/repro/" not in file and not name.startswith("<")
+    ]
+    yield from (f"{'raised in' if number == 0 else '':<{_LABEL}}{frame}" for number, frame in enumerate(frames[-12:]))
+
+
+def _at_most(head: str, tail: str, width: int) -> str:
+    """Both, the tail without its beginning where they are too long together."""
+    left = width - len(head)
+    return head + (tail if len(tail) <= left else f"..{tail[2 - left :]}")
 
 
 def _ending(file: str) -> str:

@@ -14,6 +14,7 @@ from rich.table import Table
 from hpcli.config.errors import ConfigError, Problem
 from hpcli.faults.entry import CLASSES, Entry
 from hpcli.faults.registry import FOLDER, entries, fault_of, load_file, module_of
+from hpcli.launch.errors import LaunchError
 from hpcli.launch.output import print_line
 from hpcli.report.failures import signals_end_the_run
 from hpcli.report.formats import count_text
@@ -28,7 +29,7 @@ from hpcli.report.repro_table import (
     verdict_lines,
 )
 from hpcli.report.tables import WIDTH, plain_console
-from hpcli.repro.run import Stage
+from hpcli.repro.run import Stage, missing
 from hpcli.repro.skeleton import write_skeleton
 from hpcli.repro.verdict import Verdict
 
@@ -60,8 +61,14 @@ def repro(
 
     Raises:
         ConfigError: an unknown id or class, nothing chosen, or a number of ranks that does not show the fault.
+        LaunchError: a named entry needs what is not installed (of a class or all, such are left out, and said to be).
     """
     chosen = _chosen(names, every, kind, ranks)
+    left_out = {one.entry.id: remedy for one in chosen if (remedy := missing(one.entry))}
+    if names and left_out:
+        name, remedy = next(iter(left_out.items()))
+        raise LaunchError(f"{name} cannot run here: {remedy}")
+    chosen = [one for one in chosen if one.entry.id not in left_out]
     began = time.perf_counter()
     verdicts: list[Verdict] = []
     with (
@@ -78,12 +85,14 @@ def repro(
     failed = [verdict for verdict in verdicts if not verdict.holds]
     if json:
         ids = [verdict.entry.id for verdict in failed]
-        summary = {"event": "summary", "entries": len(verdicts), "failed": ids, "holds": not failed, "seconds": seconds}
-        print(encode(summary), flush=True)
+        summary = {"event": "summary", "entries": len(verdicts), "failed": ids, "not_run": left_out}
+        print(encode(summary | {"holds": not failed, "seconds": seconds}), flush=True)
     elif len(verdicts) == 1:
         _show(verdicts[0])
     else:
         _show_all(verdicts, failed, seconds)
+        for name, remedy in left_out.items():
+            print(f"not run: {name}; {remedy}")
     return 1 if failed else 0
 
 

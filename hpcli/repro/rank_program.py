@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,11 +18,13 @@ def run(context: RankContext, payload: dict[str, Any]) -> None:
     """Run the ``sides`` of the entry in the file ``module`` inside a process group on ``device``."""
     import hyper_parallel
 
+    if context.store_path:
+        os.chdir(Path(context.store_path).parent)  # MindSpore writes into the current folder where something fails
     if payload["prepare"]:
         load_function(payload["prepare"])()
     module = load_file(payload["module"])
     hyper_parallel.init(
-        "torch",
+        payload["platform"],
         payload["device"],
         init_method=context.init_method,
         rank=context.rank,

@@ -5,18 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from hpcli.doctor import accelerator_count
 from hpcli.faults.entry import Entry
 from hpcli.launch import RankFailure, RankServer
+from hpcli.report.failures import REMEDIES
 from hpcli.repro.verdict import Outcome, Verdict, judge
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 RANK_PROGRAM = "hpcli.repro.rank_program:run"
-WARM_UP = {"cpu": "hpcli.check.warm:warm"}
+WARM_UP = {("torch", "cpu"): "hpcli.check.warm:warm", ("mindspore", "cpu"): "hpcli.repro.warm:import_mindspore"}
 TIMEOUT_SECONDS = 30.0
 
 
@@ -28,7 +30,7 @@ class Stage:
         on_output: called with what ranks print, warnings of the frameworks among it.
         prepare: "package.module:function" that every rank calls first; a test breaks the library with it.
         """
-        self._servers: dict[str, RankServer] = {}
+        self._servers: dict[tuple[str, str], RankServer] = {}
         self._stack = ExitStack()
         self._on_output = on_output
         self.prepare = prepare
@@ -47,7 +49,7 @@ class Stage:
             LaunchError: ranks cannot be started at all.
         """
         device = device_for(entry, ranks)
-        self._server(device).wait_until_ready()
+        self._server(entry.platform, device).wait_until_ready()
         began = time.perf_counter()
         if planted or entry.alone:  # what is patched or hung stays so for good
             right, _ = self._run(entry, file, device, ranks, ["right"], TIMEOUT_SECONDS)
@@ -62,6 +64,7 @@ class Stage:
         told: dict[tuple[str, int], Outcome] = {}
         payload = {
             "module": file,
+            "platform": entry.platform,
             "device": device,
             "sides": list(sides),
             "strict_dtypes": entry.strict_dtypes,
@@ -69,7 +72,7 @@ class Stage:
         }
         lost = "no answer"
         try:
-            self._server(device).run(
+            self._server(entry.platform, device).run(
                 RANK_PROGRAM,
                 payload,
                 ranks,
@@ -84,10 +87,18 @@ class Stage:
         )
         return right, wrong
 
-    def _server(self, device: str) -> RankServer:
-        if device not in self._servers:
-            self._servers[device] = self._stack.enter_context(RankServer(device, warm_up=WARM_UP.get(device)))
-        return self._servers[device]
+    def _server(self, platform: str, device: str) -> RankServer:
+        kind = (platform, device)
+        if kind not in self._servers:
+            self._servers[kind] = self._stack.enter_context(RankServer(device, warm_up=WARM_UP.get(kind)))
+        return self._servers[kind]
+
+
+def missing(entry: Entry) -> str:
+    """What has to be installed before ``entry`` can run; empty where nothing has to."""
+    if entry.platform == "mindspore" and find_spec("mindspore") is None:
+        return REMEDIES["mindspore"]
+    return ""
 
 
 def device_for(entry: Entry, ranks: int) -> str:

@@ -15,14 +15,14 @@ _ERROR = Raises(
         "torch/distributed/distributed_c10d.py:all_reduce",
     ),
 )
-_LAYOUTS = {
+_LAYOUTS: dict[str, Any] = {
     "vlm on fsdp": {"model": {"preset": "vlm-tiny", "num_layers": 2}, "parallelism": {}},
     "moe on tp2 x ep2": {
         "model": {"preset": "moe-tiny", "num_layers": 2},
         "parallelism": {"tensor_parallel": 2, "expert_parallel": 2},
     },
 }
-_RIGHT = {": offload changes": "no bit", ": norm over exact": 1.0}
+_RIGHT = {"offload changes": "no bit", "norm over exact": 1.0}
 
 ENTRY = Entry(
     id="issue-379",
@@ -33,7 +33,7 @@ ENTRY = Entry(
     "process group of the accelerator's backend alone; 2 training steps with offload and 2 without",
     shown_by="planted",
     wrong={layout: _ERROR for layout in _LAYOUTS},
-    right={f"{layout}{what}": value for layout in _LAYOUTS for what, value in _RIGHT.items()},
+    right={f"{layout}: {what}": value for layout in _LAYOUTS for what, value in _RIGHT.items()},
     how_we_know="the same two steps are trained without offload, and norms and losses compared bit for "
     "bit on every rank; the exact norm is that of the gradients gathered whole, in float64",
     why="Offloaded gradients are on the CPU, so a norm that is accumulated where they are is a CPU tensor. "
@@ -47,14 +47,11 @@ ENTRY = Entry(
 
 
 def right() -> dict[str, Any]:
-    from hpcli.faults.attempt import attempt, is_raised
+    from functools import partial
 
-    def compared(sections: Any) -> Any:
-        return attempt(lambda: _compared(sections))
+    from hpcli.faults.attempt import attempts
 
-    told = {layout: compared(sections) for layout, sections in _LAYOUTS.items()}
-    parts = ({layout: v} if is_raised(v) else {f"{layout}{k}": w for k, w in v.items()} for layout, v in told.items())
-    return {key: value for part in parts for key, value in part.items()}
+    return attempts({layout: partial(_compared, sections) for layout, sections in _LAYOUTS.items()})
 
 
 def _compared(sections: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,10 @@ def none_to_the_default_dtype() -> None:
     plant("reduce-dtype-none-means-float32")
 
 
+def none_to_the_default_dtype_in_mindspore() -> None:
+    plant("issue-217")
+
+
 def scalar_left_on_the_cpu() -> None:
     from hyper_parallel.platform.torch.grad_norm import scope
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hpcli.faults.registry import entries, load_file, module_of
 from hpcli.repro.command import repro
 from hpcli.repro.run import Stage
 
+with_mindspore = pytest.mark.skipif(find_spec("mindspore") is None, reason="MindSpore is not installed")
 PROGRAMS = Path(__file__).parents[1] / "rank_programs"
 
 
@@ -26,6 +28,7 @@ def stage() -> Iterator[Stage]:
     ("rule", "entry"),
     [
         ("none_to_the_default_dtype", "issue-217-torch"),
+        pytest.param("none_to_the_default_dtype_in_mindspore", "issue-217", marks=with_mindspore),
         ("scalar_left_on_the_cpu", "issue-379"),
         ("coefficient_not_cast", "issue-64"),
         ("local_norm_returned", "issue-64"),

@@ -8,7 +8,7 @@ import pytest
 
 from hpcli.faults.entry import Entry
 from hpcli.faults.registry import entries, load_file, module_of
-from hpcli.repro.run import Stage
+from hpcli.repro.run import Stage, missing
 from hpcli.repro.verdict import Verdict
 
 FAST_SECONDS = 3.0
@@ -16,7 +16,10 @@ FAST_SECONDS = 3.0
 
 def marked(entry: Entry) -> object:
     slow = entry.seconds > FAST_SECONDS
-    return pytest.param(entry, id=entry.id, marks=[pytest.mark.long] if slow else [])
+    marks = [pytest.mark.long] if slow else []
+    if remedy := missing(entry):
+        marks.append(pytest.mark.skip(reason=remedy))
+    return pytest.param(entry, id=entry.id, marks=marks)
 
 
 @pytest.fixture(scope="module")
