@@ -113,7 +113,10 @@ def _memory(told: Mapping[str, Any]) -> Block:
         device, host = shown["device"][kind], shown["host"].get(kind, 0)
         rows.append([name, bytes_text(device) if device else "-", bytes_text(host) if host else "-"])
         bars.append(device / whole)
-    rows.append(["total", bytes_text(shown["device_total"]), bytes_text(shown["host_total"]) if shown["host_total"] else "-"])
+    if shown["never_at_once"]:
+        rows.append(["gradients come as activations go", f"-{bytes_text(shown['never_at_once'])}", "-"])
+        bars.append(0.0)
+    rows.append(["at the worst moment", bytes_text(shown["device_total"]), bytes_text(shown["host_total"]) if shown["host_total"] else "-"])
     bars.append(shown["device_total"] / whole)
     room = limits["device"] - shown["device_total"]
     lines = [

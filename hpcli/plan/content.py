@@ -82,6 +82,7 @@ def _class(needs: ClassNeeds) -> dict[str, Any]:
         "tp": [ranks.tp.start, ranks.tp.stop],
         "device": {kind: size * (not needs.offload or kind not in SHARDS) for kind, size in memory.items()},
         "host": {kind: memory[kind] * needs.offload for kind in SHARDS},
+        "never_at_once": needs.never_at_once,
         "device_total": needs.device,
         "host_total": needs.host,
     }

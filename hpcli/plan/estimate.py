@@ -35,9 +35,16 @@ class ClassNeeds(NamedTuple):
         return sum(getattr(self.memory, kind) for kind in SHARDS) * self.offload
 
     @property
+    def never_at_once(self) -> int:
+        """Of device memory: reduced gradients come as activations and whole gradients go, so the smaller sum never adds to the
+        larger."""
+        memory = self.memory
+        return 0 if self.offload else min(memory.gradients, memory.activations + memory.main_gradients)
+
+    @property
     def device(self) -> int:
-        """Of device memory: everything else."""
-        return self.memory.total - self.host
+        """Of device memory at the worst moment: everything else."""
+        return self.memory.total - self.host - self.never_at_once
 
 
 @dataclass(frozen=True)

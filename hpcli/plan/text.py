@@ -48,4 +48,4 @@ def bar_text(share: float) -> str:
 
 def is_number(cell: str) -> bool:
     """Whether a cell belongs to the right."""
-    return not cell or cell[0].isdigit() or cell == "-"
+    return not cell or cell.lstrip("-")[:1].isdigit() or cell == "-"

@@ -13,6 +13,7 @@ from hpcli.config.load import load_config
 from hpcli.config.validate import ResolvedConfig, resolve_config
 from hpcli.plan.activations import FakeRuns
 from hpcli.plan.communication import traffic
+from hpcli.plan.estimate import Limits, make_plan
 from hpcli.plan.memory import rank_memory
 from hpcli.plan.pipeline import pipeline_of
 from hpcli.plan.shards import held_by
@@ -74,8 +75,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def planned(tmp_path: Path) -> Any:
-    def resolved(name: str) -> ResolvedConfig:
-        sections = {"device": "cpu", **LAYOUTS[name]}
+    def resolved(layout: str | dict[str, Any]) -> ResolvedConfig:
+        sections = {"device": "cpu", **(LAYOUTS[layout] if isinstance(layout, str) else layout)}
         sections["training"] = {**TRAINING, **sections.get("training", {})}
         (tmp_path / "plan.yaml").write_text(yaml.safe_dump(sections))
         return resolve_config(load_config(tmp_path / "plan.yaml", []), ranks=None)
@@ -135,3 +136,23 @@ def _without_tokens(rank: list[list[Any]]) -> list[list[Any]]:
 def _tokens(ranks: list[list[list[Any]]]) -> tuple[int, int]:
     lines = [line for rank in ranks for line in rank if line[0] == "all-to-all"]
     return sum(times for *_, times in lines), sum(size * times for _, _, size, times in lines)
+
+
+LARGER = {"preset": "decoder-small", "hidden_size": 512, "num_layers": 4, "ffn_size": 1024}
+TOTALS: dict[str, dict[str, Any]] = {
+    "fsdp2": {"training": {"global_batch_size": 4, "micro_batch_size": 2}},
+    "fsdp2, micro-batches, recomputed": {"training": {"micro_batch_size": 2, "activation_checkpointing": "full"}},
+    "fsdp2, bfloat16": {"training": {"global_batch_size": 4, "micro_batch_size": 2, "compute_dtype": "bfloat16"}},
+    "pp2": {"training": {"micro_batch_size": 2}, "parallelism": {"pipeline_parallel": 2, "data_parallel_shard": 1}},
+}
+
+
+@pytest.mark.parametrize("name", TOTALS)
+def test_the_total_is_a_bound_and_not_far_from_the_worst_moment_of_a_real_step(on_ranks, planned, name):
+    training = {"seq_length": 128, "global_batch_size": 8} | TOTALS[name]["training"]
+    layers = {"model": LARGER, "parallelism": {"data_parallel_shard": 2}, "fsdp_config": {"unit": "layer"}}
+    resolved = planned(layers | TOTALS[name] | {"training": training})
+    results = on_ranks("plan_programs:peak", resolved.world_size, **_arguments(resolved))
+    needs = make_plan(resolved.config, resolved.mesh, Limits(0, 0, 8), FakeRuns()).worst
+    measured = max(result["peak"] for result in results) + needs.memory.parameters + needs.memory.optimizer_state
+    assert measured <= needs.device <= 4 / 3 * measured

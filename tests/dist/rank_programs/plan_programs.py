@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -143,3 +144,22 @@ def collectives(config: dict[str, Any], mesh: dict[str, int]) -> list[list[Any]]
         with counter if step == 2 else nullcontext():
             engine.step(micro_batches, batches.valid_tokens(step), 1e-3, lambda phase: None)
     return sorted([*key, times] for key, times in counter.seen.items())
+
+
+def peak(config: dict[str, Any], mesh: dict[str, int]) -> dict[str, int]:
+    """Bytes that were allocated at the worst moment of a step beyond what was there before it."""
+    settings, layout = Config.model_validate(config), ParallelMesh(**mesh)
+    engine = TorchEngine(settings, layout, "cpu")
+    batches = make_batches(settings)
+    for step in (1, 2):
+        share = batches.share(step, layout.data_parallel_rank(dist.get_rank()), layout.data_parallel_size)
+        micro_batches = share.split(settings.training.micro_batch_size or 1)
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) if step == 2 else nullcontext() as seen:
+            engine.step(micro_batches, batches.valid_tokens(step), 1e-3, lambda phase: None)
+    now = most = 0
+    for event in sorted(
+        (event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"), key=lambda e: e.start_ns()
+    ):
+        now += event.nbytes()
+        most = max(most, now)
+    return {"peak": most}
