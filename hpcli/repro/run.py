@@ -97,7 +97,7 @@ class Stage:
 def missing(entry: Entry) -> str:
     """What has to be installed before ``entry`` can run; empty where nothing has to."""
     if entry.platform == "mindspore" and find_spec("mindspore") is None:
-        return REMEDIES["mindspore"]
+        return f"MindSpore is not installed; {REMEDIES['mindspore']}"
     return ""
 
 
