@@ -14,8 +14,8 @@ ENTRY = Entry(
     shown_by="formula",
     wrong=ByRank(("an error that names no rank", "")),
     right=ByRank(("error: rank 1 was killed by signal 9 (SIGKILL) in step 2", "")),
-    how_we_know="the signal is sent by the process itself; what the survivor is told is searched for the number "
-    "of the rank",
+    how_we_know="the signal is sent by the process itself; what the survivor is told is searched for the "
+    "number of the rank",
     why="A rank that the kernel kills, for memory most often, says nothing. Its peers get an error of their "
     "connection, or none and wait for the timeout, and their messages point at themselves. Who watches the "
     "processes knows, and ends the others within seconds.",
