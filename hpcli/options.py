@@ -96,5 +96,9 @@ Output = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option(metavar="DIR", help="Folder for metrics and plots, instead of runs/CONFIG-DATE-TIME."),
 ]
+Resume = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(metavar="DIR", help="Go on from a checkpoint, or from the newest one of the run in this folder."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON to standard output and nothing else.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")]

@@ -111,7 +111,7 @@ def find(path: Path) -> Path:
         CheckpointError: there is none.
     """
     if not path.exists():
-        raise CheckpointError(f"there is no {path} to resume from")
+        raise CheckpointError(f"there is no {path}: give a checkpoint, or the folder of a run")
     if not path.is_dir():
         raise CheckpointError(f"{path} is a file; give a checkpoint's folder, or the folder of a run")
     if (path / STATE_FILE).exists():

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcli.checkpoint.errors import CheckpointError
-from hpcli.checkpoint.folder import find, read_state
+from hpcli.checkpoint.folder import CHECKPOINTS, find, read_state
 from hpcli.config.validate import ResolvedConfig
 from hpcli.models.description import describe_model
 
@@ -26,6 +26,12 @@ class Resume(NamedTuple):
     checkpoint: Path
     step: int
     notices: list[str]
+
+    @property
+    def run_folder(self) -> Path | None:
+        """The folder of the run that wrote it; None where it does not lie in one."""
+        directory = self.checkpoint.absolute().parent
+        return directory.parent if directory.name == CHECKPOINTS else None
 
 
 def prepare_resume(path: Path, resolved: ResolvedConfig) -> Resume:
@@ -60,7 +66,7 @@ def prepare_resume(path: Path, resolved: ResolvedConfig) -> Resume:
             "raise it (--steps)"
         )
     notices = []
-    new_mesh = {axis: getattr(resolved.mesh, axis) for axis in resolved.mesh.active_axes}
+    new_mesh = resolved.mesh.degrees
     if (ranks, mesh) != (resolved.world_size, new_mesh):
         notices.append(
             f"layout changed: written by {ranks} ranks ({_written(mesh)}), read by {resolved.world_size} "

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-PHASES = ("start", "build", "data", "forward", "backward", "gradient norm", "optimizer", "report", "finish")
+PHASES = ("start", "build", "data", "forward", "backward", "gradient norm", "optimizer", "report", "checkpoint", "finish")
 PHASE_INDEX = {phase: index for index, phase in enumerate(PHASES)}
 
 RECORD_SIZE = 64

@@ -66,6 +66,7 @@ class ConsoleReport:
         self._printed_at = 0.0
         self._table_step = 0
         self._skips = 0
+        self._saved = ""
 
     def wait(self) -> None:
         """On a terminal, say that the ranks are starting, until the first event; importing a framework takes seconds."""
@@ -86,6 +87,7 @@ class ConsoleReport:
             "start": self._start,
             "step": self._step,
             "norm_table": self._table,
+            "checkpoint": self._checkpoint,
             "end": self._end,
             "stopped": self._stopped,
         }.get(event["event"])
@@ -178,6 +180,9 @@ class ConsoleReport:
         self._line(event["verdict"], "bold" if event["agree"] else "bold red")
         self._line("")
 
+    def _checkpoint(self, event: Event) -> None:
+        self._saved = str(event["path"])
+
     def _end(self, event: Event) -> None:
         if self._live is not None:
             self._live.refresh()
@@ -197,7 +202,8 @@ class ConsoleReport:
     def _files(self, event: Event) -> None:
         if self._skips:
             self._line(f"skipped: {count_text(self._skips, 'step')} with a gradient norm that was not finite")
-        for name, path in (event.get("files") or {}).items():
+        saved = {"checkpoint": self._saved} if self._saved else {}
+        for name, path in {**(event.get("files") or {}), **saved}.items():
             self._line(f"{name + ':':<12} {path}")
 
     def _time_left(self) -> float | None:

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
@@ -45,21 +45,41 @@ class EndedBySignal(BaseException):
         self.number = number
 
 
+class Signals:
+    """What SIGTERM and SIGHUP do inside :func:`signals_end_the_run`."""
+
+    def __init__(self) -> None:
+        self._ask: Callable[[], None] | None = None
+        self._asked_by: int | None = None
+
+    def ask_first(self, ask: Callable[[], None]) -> None:
+        """From now on the first SIGTERM only asks the run to end, by calling ``ask``; a second one ends it."""
+        self._ask = ask
+
+    def raise_if_asked(self) -> None:
+        """Raise EndedBySignal where the run has ended because it was asked to."""
+        if self._asked_by is not None:
+            raise EndedBySignal(self._asked_by)
+
+    def handle(self, number: int, frame: object) -> None:
+        if number != signal.SIGTERM or self._ask is None or self._asked_by is not None:
+            raise EndedBySignal(number)
+        self._asked_by = number
+        self._ask()
+
+
 @contextmanager
-def signals_end_the_run() -> Iterator[None]:
+def signals_end_the_run() -> Iterator[Signals]:
     """Inside, SIGTERM (a scheduler's) and SIGHUP (a lost terminal's, unless ignored) raise EndedBySignal."""
-
-    def end(number: int, frame: object) -> None:
-        raise EndedBySignal(number)
-
+    handler = Signals()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield handler
         return
     signals = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is signal.SIG_DFL]
     for number in signals:
-        signal.signal(number, end)
+        signal.signal(number, handler.handle)
     try:
-        yield
+        yield handler
     finally:
         for number in signals:
             signal.signal(number, signal.SIG_DFL)
@@ -102,12 +122,15 @@ def _say(text: str) -> None:
 
 
 def _message(error: Exception) -> tuple[list[str], int]:
+    from hpcli.checkpoint.errors import CheckpointError
     from hpcli.config.errors import ConfigError
     from hpcli.launch.errors import LaunchError
     from hpcli.report.errors import ReportError
 
     if isinstance(error, ConfigError):
         return str(error).splitlines(), WRONG_REQUEST
+    if isinstance(error, CheckpointError):  # before the start: that of a rank comes as a LaunchError
+        return [str(error)], WRONG_REQUEST
     if isinstance(error, ReportError | LaunchError):
         return [str(error)], FAILED
     # A mistake in the options themselves. typer's class for it has moved between versions; its shape has not.

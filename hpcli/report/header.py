@@ -22,6 +22,8 @@ def header_lines(event: Mapping[str, Any]) -> Iterator[str]:
     for name, text in rows.items():
         if text:
             yield f"  {name:<7} {text}"
+    if event.get("resumed_from"):
+        yield f"  resumes {event['resumed_from']}, after step {event.get('resumed_from_step')}"
     for notice in event.get("notices") or ():
         yield f"  note    {notice}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -61,6 +62,7 @@ class Sink:
         plot: Path | None,
         max_norm: float | None,
         errors: TextIO,
+        past: Sequence[Event] = (),
     ) -> None:
         self.failed = False
         self._screen = screen
@@ -70,6 +72,8 @@ class Sink:
         self._max_norm = max_norm
         self._errors = errors
         self._history = History()
+        for event in past:
+            self._history.add(event)
         self._start: Event | None = None
         self._finished = False
 
@@ -154,6 +158,7 @@ def make_sink(
     json: bool = False,
     logging: LoggingChoices | None = None,
     max_norm: float | None = None,
+    resumed_step: int | None = None,
     stdout: TextIO | None = None,
     stderr: TextIO | None = None,
 ) -> Sink:
@@ -164,6 +169,7 @@ def make_sink(
         json: standard output gets every event as JSON, instead of text for a person.
         logging: which files are written; by default metrics and plot.
         max_norm: drawn into the plot as the norm above which gradients are clipped.
+        resumed_step: the run goes on after this step: records of later ones in ``output`` are taken back.
         stdout, stderr: the streams; by default the process's own.
 
     Raises:
@@ -173,9 +179,11 @@ def make_sink(
     records: list[Reporter] = []
     files: dict[str, Path] = {}
     plot = None
+    past: list[Event] = []
     if output is not None:
         if logging is None or logging.jsonl:
-            metrics = MetricsFile(output)
+            metrics = MetricsFile(output, resumed_step)
+            past = metrics.past
             records.append(metrics)
             files["metrics"] = metrics.path
         if logging is not None and logging.tensorboard:
@@ -197,4 +205,5 @@ def make_sink(
         plot=plot,
         max_norm=max_norm,
         errors=sys.stderr if stderr is None else stderr,
+        past=past,
     )

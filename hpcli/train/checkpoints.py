@@ -23,10 +23,15 @@ class Checkpoints:
         self.context, self.config, self.mesh, self.engine = context, config, mesh, engine
         self.directory = directory
 
+    @property
+    def wanted(self) -> bool:
+        """Whether the configuration asks for checkpoints."""
+        return self.config.checkpoint.every > 0
+
     def due(self, step: int) -> bool:
         """Whether the configuration asks for a checkpoint after ``step``; the last step gets one too."""
         every = self.config.checkpoint.every
-        return every > 0 and (step % every == 0 or step == self.config.training.steps)
+        return self.wanted and (step % every == 0 or step == self.config.training.steps)
 
     def save(self, step: int) -> Path:
         """Write the checkpoint of ``step``, complete or not at all; then delete those that are too many.
@@ -77,7 +82,7 @@ class Checkpoints:
             "step": step,
             "config": self.config.model_dump(mode="json"),
             "world_size": self.context.world_size,
-            "mesh": {axis: getattr(self.mesh, axis) for axis in self.mesh.active_axes},
+            "mesh": self.mesh.degrees,
             "model": {name: list(spec.shape) for name, spec in describe_model(self.config.model).items()},
             "engine": extra,
         }

@@ -17,12 +17,14 @@ class StepResult(NamedTuple):
         grad_norm: global norm before clipping, as this rank holds it.
         clip_coefficient: by what the gradients were multiplied.
         skip_reason: why the weights were left as they were; None if they were not.
+        stop: some rank has been asked to end the run early.
     """
 
     loss: float
     grad_norm: float
     clip_coefficient: float
     skip_reason: str | None
+    stop: bool = False
 
 
 class Engine(Protocol):
@@ -31,9 +33,15 @@ class Engine(Protocol):
     parameter_count: int
 
     def step(
-        self, micro_batches: Sequence[Batch], valid_tokens: int, lr: float, progress: Callable[[str], None]
+        self,
+        micro_batches: Sequence[Batch],
+        valid_tokens: int,
+        lr: float,
+        progress: Callable[[str], None],
+        stop: bool = False,
     ) -> StepResult:
-        """One optimizer step on this rank's share of the global batch; ``progress`` is told the phase."""
+        """One optimizer step on this rank's share of the global batch; ``progress`` is told the phase. ``stop``: this rank has
+        been asked to end early, which the others learn with the loss."""
 
     def rank_row(self) -> dict[str, Any]:
         """This rank's row of the norm table for the last step."""

@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcli.checkpoint.folder import CHECKPOINTS
+from hpcli.checkpoint.resume import Resume
 from hpcli.config.errors import ConfigError, Problem
 from hpcli.config.validate import ResolvedConfig
 from hpcli.data.documents import DataError, load_documents
@@ -22,52 +24,69 @@ if TYPE_CHECKING:
 TARGET = "hpcli.train.loop:run"
 
 
-def train(resolved: ResolvedConfig, *, config_file: Path, output: Path, json: bool, debug: bool) -> int:
+def train(
+    resolved: ResolvedConfig, *, config_file: Path, output: Path, resume: Resume | None = None, json: bool, debug: bool
+) -> int:
     """Train, and return the command's exit code: 0, or 1 where ranks hold different norms.
+
+    A scheduler's SIGTERM ends the run after the step that it is in, with a checkpoint where the configuration asks for any.
 
     Raises:
         ConfigError: what only a look at the data and the model's parameters can show.
         LaunchError, RankFailure: ranks could not be started, or one failed.
+        EndedBySignal: the run has ended because it was asked to.
         ReportError: metrics cannot be written.
     """
     check_contents(resolved)
     device = device_type(resolved.config.device)
     joined = detect_launcher(os.environ)
     if joined is not None:
-        return _train_joined(joined, resolved, _payload(resolved, device, config_file, output), output, json=json)
-    with signals_end_the_run(), RankServer(device) as server:  # it imports and warms up while the rest is made ready
-        payload = _payload(resolved, device, config_file, output)
-        with _sink(resolved, output, json=json) as sink:
+        payload = _payload(resolved, device, config_file, output, resume)
+        return _train_joined(joined, resolved, payload, output, resume, json=json)
+    with signals_end_the_run() as signals, RankServer(device) as server:  # it warms up while the rest is made ready
+        payload = _payload(resolved, device, config_file, output, resume)
+        with _sink(resolved, output, resume, json=json) as sink:
             timeout = resolved.config.launch.timeout_seconds
+            signals.ask_first(server.request_stop)
             server.run(TARGET, payload, resolved.world_size, timeout_seconds=timeout, on_event=sink.handle)
+        signals.raise_if_asked()
     return 1 if sink.failed else 0
 
 
 def _train_joined(
-    joined: Joined, resolved: ResolvedConfig, payload: dict[str, Any], output: Path, *, json: bool
+    joined: Joined, resolved: ResolvedConfig, payload: dict[str, Any], output: Path, resume: Resume | None, *, json: bool
 ) -> int:
     timeout = resolved.config.launch.timeout_seconds
     if joined.rank != 0 or joined.scheduler:
         run_joined(joined, TARGET, payload, timeout_seconds=timeout, on_event=lambda event: None)
         return 0
-    with _sink(resolved, output, json=json) as sink:
+    with _sink(resolved, output, resume, json=json) as sink:
         run_joined(joined, TARGET, payload, timeout_seconds=timeout, on_event=sink.handle)
     return 1 if sink.failed else 0
 
 
-def _sink(resolved: ResolvedConfig, output: Path, *, json: bool) -> Sink:
+def _sink(resolved: ResolvedConfig, output: Path, resume: Resume | None, *, json: bool) -> Sink:
     from hpcli.report.sink import make_sink
 
-    config = resolved.config
-    return make_sink(output, json=json, logging=config.logging, max_norm=config.training.max_norm)
+    config, step = resolved.config, resume.step if resume else None
+    return make_sink(output, json=json, logging=config.logging, max_norm=config.training.max_norm, resumed_step=step)
 
 
-def _payload(resolved: ResolvedConfig, device: str, config_file: Path, output: Path) -> dict[str, Any]:
+def _payload(
+    resolved: ResolvedConfig, device: str, config_file: Path, output: Path, resume: Resume | None
+) -> dict[str, Any]:
+    directory = resolved.config.checkpoint.directory
+    start = _start(resolved, device, config_file, output)
+    if resume is not None:
+        start["notices"] = [*start["notices"], *resume.notices]
+        start["resumed_from"] = str(resume.checkpoint)
     return {
+        "checkpoints": str((output / CHECKPOINTS if directory is None else Path(directory).expanduser()).absolute()),
+        "resume": None if resume is None else str(resume.checkpoint.absolute()),
         "config": resolved.config.model_dump(mode="json"),
         "mesh": asdict(resolved.mesh),
         "device": device,
-        "start": _start(resolved, device, config_file, output),
+        "start": start,
     }
 
 
@@ -122,7 +141,7 @@ def _start(resolved: ResolvedConfig, device: str, config_file: Path, output: Pat
         "output": str(output),
         "world_size": resolved.world_size,
         "steps": training.steps,
-        "mesh": {axis: getattr(mesh, axis) for axis in mesh.active_axes} | ({"ep": mesh.ep} if mesh.ep > 1 else {}),
+        "mesh": mesh.degrees,
         "platform": config.platform,
         "device": device,
         "dtypes": {

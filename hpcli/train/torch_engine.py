@@ -71,12 +71,18 @@ class TorchEngine:
         self.report: GradNormReport | None = None
 
     def step(
-        self, micro_batches: Sequence[Batch], valid_tokens: int, lr: float, progress: Callable[[str], None]
+        self,
+        micro_batches: Sequence[Batch],
+        valid_tokens: int,
+        lr: float,
+        progress: Callable[[str], None],
+        stop: bool = False,
     ) -> StepResult:
         loss_here = self.accumulate(micro_batches, valid_tokens, progress)
         progress("gradient norm")
-        losses = torch.empty(dist.get_world_size(), dtype=torch.float64, device=self.device)
-        gathering = dist.all_gather_single(losses, loss_here.view(1), async_op=True)
+        mine = torch.stack([loss_here, torch.full_like(loss_here, float(stop))])
+        told = torch.empty(2 * dist.get_world_size(), dtype=torch.float64, device=self.device)
+        gathering = dist.all_gather_single(told, mine, async_op=True)
         report = self.clip()
         norm = float(report.norm)
         progress("optimizer")
@@ -87,7 +93,8 @@ class TorchEngine:
             skip_reason = f"the gradient norm is {norm}; the weights were left as they are"
         self.zero_grad()
         gathering.wait()
-        return StepResult(math.fsum(losses.tolist()), norm, report.clip_coefficient, skip_reason)
+        losses, stops = told.cpu().view(-1, 2).unbind(1)
+        return StepResult(math.fsum(losses.tolist()), norm, report.clip_coefficient, skip_reason, bool(stops.any()))
 
     def accumulate(
         self, micro_batches: Sequence[Batch], valid_tokens: int, progress: Callable[[str], None]

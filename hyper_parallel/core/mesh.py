@@ -89,6 +89,11 @@ class ParallelMesh:
         """The axes of more than one rank, in the order of ``AXES``; ``("dp_shard",)`` on a single rank."""
         return tuple(axis for axis in AXES if getattr(self, axis) > 1) or ("dp_shard",)
 
+    @property
+    def degrees(self) -> dict[str, int]:
+        """The active axes and their sizes, and ``ep`` where experts are spread: what the mesh is called in words."""
+        return {axis: getattr(self, axis) for axis in self.active_axes} | ({"ep": self.ep} if self.ep > 1 else {})
+
     def coordinates(self, rank: int) -> dict[str, int]:
         """The position of ``rank`` on every axis.
 

@@ -45,7 +45,7 @@ def test_options_reach_the_loop(loop: Loop, good: str) -> None:
         == 0
     )
     resolved, arguments = loop.calls[0]
-    assert arguments == {"config_file": Path(good), "output": Path("out"), "json": True, "debug": True}
+    assert arguments == {"config_file": Path(good), "output": Path("out"), "resume": None, "json": True, "debug": True}
     assert Path("out").is_dir()
     config = resolved.config
     assert config.training.steps == 7 and config.optimizer.lr == 0.01 and resolved.world_size == 4

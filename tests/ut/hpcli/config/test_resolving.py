@@ -133,10 +133,6 @@ def test_head_size_must_be_even(problem):
                 "and bfloat16"
             ),
         ),
-        (
-            "checkpoint: {every: 5}",
-            "checkpoint.every: 5 is not available in this version, which saves no checkpoints",
-        ),
     ],
 )
 def test_what_this_version_cannot_do_is_said(problem, text, expected):
