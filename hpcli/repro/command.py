@@ -7,12 +7,13 @@ import time
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 from rich.table import Table
 
 from hpcli.config.errors import ConfigError, Problem
-from hpcli.faults.entry import CLASSES, Entry
+from hpcli.faults.entry import CLASSES, SHOWN_BY, Entry
 from hpcli.faults.registry import FOLDER, entries, fault_of, load_file, module_of
 from hpcli.launch.errors import LaunchError
 from hpcli.launch.output import print_line
@@ -183,10 +184,27 @@ def _of_file(name: str) -> tuple[Entry, str]:
         raise ConfigError([_problem(name, f"there is no such file; hpcli repro --new {path.stem.replace('_', '-')} writes one")])
     try:
         module = load_file(path)
-        entry, _ = module.ENTRY, module.right
+        entry = _usable(module)
     except Exception as error:
         raise ConfigError([_problem(name, f"cannot be used as an entry: {type(error).__name__}: {error}")]) from error
     return entry, str(path.resolve())
+
+
+def _usable(module: ModuleType) -> Entry:
+    """The entry of a module.
+
+    Raises:
+        ValueError, TypeError, AttributeError: something is missing, or is not what it can be.
+    """
+    entry = module.ENTRY
+    if not isinstance(entry, Entry):
+        raise TypeError("ENTRY is no hpcli.faults.entry.Entry")
+    for what, value, known in (("kind", entry.kind, CLASSES), ("shown_by", entry.shown_by, SHOWN_BY)):
+        if value not in known:
+            raise ValueError(f"{what}={value!r}: one of {', '.join(known)}")
+    if not callable(module.right) or not (hasattr(module, "wrong") or hasattr(module, "patch")):
+        raise ValueError("it needs right(), and wrong() or patch()")
+    return entry
 
 
 def _of_class(kind: str) -> list[Entry]:

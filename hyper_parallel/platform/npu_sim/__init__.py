@@ -9,7 +9,7 @@ in Python, over torch's PrivateUse1 device; nothing is compiled. In a script of 
     model = model.to("npu")
 
 What it shows as hardware would: on which device each tensor lives and every copy between host and device (:func:`copies`); a
-CPU tensor in a collective of an accelerator-only group (``No backend type associated with device type cpu``); CPU tensors mixed
+CPU tensor in a collective of an accelerator-only group (c10d's own error); CPU tensors mixed
 with the device's; pinned memory; a read of a parameter buffer that FSDP2 has freed (NaN); optimizer and autocast defaults of
 accelerators; with ``strict_dtypes`` also dtypes that Ascend refuses.
 

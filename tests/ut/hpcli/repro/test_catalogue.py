@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import hpcli
+import hyper_parallel
 from hpcli.config.errors import ConfigError
 from hpcli.faults.entry import CLASSES, SHOWN_BY, Entry, expectations
 from hpcli.faults.registry import FOLDER, entries, fault_of, faults, load_file, module_of
 from hpcli.repro.command import repro
-from hpcli.repro.skeleton import write_skeleton
+from hpcli.repro.skeleton import SKELETON, write_skeleton
 
 EVERY = list(entries().values())
 
@@ -57,10 +60,21 @@ def test_what_cannot_be_chosen_is_refused() -> None:
             repro(**arguments)  # type: ignore[arg-type]
 
 
-def test_a_file_of_ones_own_that_is_no_entry_is_refused(tmp_path) -> None:
-    path = tmp_path / "broken.py"
-    path.write_text("1 / 0\n")
-    with pytest.raises(ConfigError, match="cannot be used as an entry: ZeroDivisionError: division by zero"):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("from __future__", "1 / 0\nfrom __future__"), "cannot be used as an entry: "),
+        (("ENTRY =", "OTHER ="), "has no attribute 'ENTRY'"),
+        (("def right", "def other"), "has no attribute 'right'"),
+        (("def wrong", "def other"), "it needs right(), and wrong() or patch()"),
+        (('kind="ranks"', 'kind="rank"'), "kind='rank': one of ranks, dtensor"),
+        (('shown_by="formula"', 'shown_by=""'), "shown_by='': one of planted"),
+    ],
+)
+def test_a_file_of_ones_own_that_is_no_entry_is_refused(tmp_path, change, message) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(SKELETON.format(id="mine").replace(*change))
+    with pytest.raises(ConfigError, match=re.escape(message)):
         repro([str(path)])
 
 
@@ -74,3 +88,17 @@ def test_the_skeleton_is_an_entry(tmp_path, monkeypatch) -> None:
         with pytest.raises(ConfigError):
             write_skeleton(name)
     assert not (FOLDER / "my_fault.py").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "output_buffer dtype mismatch: expected BFloat16, got Float32",
+        "No backend type associated with device type cpu",
+        "result type Float can't be cast to the desired output type Half",
+    ],
+)
+def test_the_texts_of_the_reports_stand_nowhere_but_as_expectations(text: str) -> None:
+    packages = [Path(package.__file__).parent for package in (hpcli, hyper_parallel)]
+    holders = [path for package in packages for path in package.rglob("*.py") if text in path.read_text()]
+    assert holders and all(path.parent == FOLDER for path in holders)
