@@ -65,6 +65,12 @@ class Says(NamedTuple):
     part: str
 
 
+class OneOf(NamedTuple):
+    """Any of these, where it depends on which rank is faster."""
+
+    expected: tuple[Any, ...]
+
+
 class Not(NamedTuple):
     """Any finite number but this one, where how wrong it is depends on the data."""
 
@@ -144,6 +150,8 @@ def shown(value: Any) -> Any:
         return value.message or "no answer"
     if isinstance(value, Says):
         return f"... {value.part} ..."
+    if isinstance(value, OneOf):
+        return " or ".join(str(shown(one)) for one in value.expected)
     if isinstance(value, Not):
         return f"not {value.value:g}"
     if isinstance(value, dict):
@@ -153,6 +161,9 @@ def shown(value: Any) -> Any:
 
 def difference(value: Any, expected: Expected, tolerance: float) -> str:
     """In what a value that a rank returned is not the expected one, in words; empty where it is."""
+    if isinstance(expected, OneOf):
+        agrees = any(not difference(value, one, tolerance) for one in expected.expected)
+        return "" if agrees else f"{shown(value)}, expected {shown(expected)}"
     if isinstance(expected, dict) and isinstance(value, dict) and set(value) == set(expected):
         found = ((key, difference(value[key], expected[key], tolerance)) for key in expected)
         return "; ".join(f"{key}: {text}" for key, text in found if text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hpcli.faults.entry import Entry, Expected, Lost, difference, expectations, is_one_for_all, shown
+from hpcli.faults.entry import Entry, Expected, Lost, OneOf, difference, expectations, is_one_for_all, shown
 
 Outcome = Mapping[str, Any]
 """``value``; or ``lost``, what the launcher says of a rank that never answered."""
@@ -62,7 +62,8 @@ def _difference(outcome: Outcome, expected: Expected, tolerance: float) -> str:
     """Empty where the outcome is the expected one."""
     if "value" in outcome:
         return difference(outcome["value"], expected, tolerance)
-    if isinstance(expected, Lost) and expected.message in outcome["lost"]:
+    options = expected.expected if isinstance(expected, OneOf) else (expected,)
+    if any(isinstance(one, Lost) and one.message in outcome["lost"] for one in options):
         return ""
     return f"{outcome['lost']}, expected {shown(expected)}"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hpcli.faults.attempt import attempt
-from hpcli.faults.entry import ByRank, Entry, Lost, Not, Raises, Says
+from hpcli.faults.entry import ByRank, Entry, Lost, Not, OneOf, Raises, Says
 from hpcli.repro.verdict import judge
 
 ENTRY = Entry(
@@ -93,6 +93,14 @@ def test_lost_ranks_and_parts_of_texts() -> None:
     assert judged([{"lost": "rank 0 died"}, *values(4.0)], values(5.0, 5.0), wrong=lost).not_shown
     assert judged(values("a long text", "a long text"), values(5.0, 5.0), wrong=Says("long")).holds
     assert judged(values("a short text", "a long text"), values(5.0, 5.0), wrong=Says("long")).not_shown
+
+
+def test_one_of_several_outcomes() -> None:
+    either = ByRank((OneOf((4.0, Lost("died"))), 4.0))
+    for first in ({"value": 4.0}, {"lost": "rank 1 died"}):
+        assert judged([first, *values(4.0)], values(5.0, 5.0), wrong=either).holds
+    for first in ({"value": 5.0}, {"lost": "rank 1 slept"}):
+        assert judged([first, *values(4.0)], values(5.0, 5.0), wrong=either).not_shown
 
 
 def test_any_finite_number_but_one() -> None:
