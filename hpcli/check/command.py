@@ -14,7 +14,7 @@ from hpcli.check.verdict import Verdict
 from hpcli.config.errors import ConfigError, Problem
 from hpcli.config.validate import ResolvedConfig
 from hpcli.faults.fault import Fault
-from hpcli.faults.registry import faults
+from hpcli.faults.registry import entry_of, faults
 from hpcli.report.check_table import allowed_lines, check_table, closing_lines, fault_table, verdict_json
 from hpcli.report.failures import signals_end_the_run
 from hpcli.report.json_lines import encode
@@ -62,10 +62,13 @@ def list_faults(*, json: bool) -> None:
     known = faults()
     if json:
         for name, fault in known.items():
-            print(encode({"fault": name, **fault._asdict()}))
+            entry = entry_of(name)
+            smallest = {"repro": entry.id, "condition": entry.condition, "how_we_know": entry.how_we_know, "why": entry.why}
+            print(encode({"fault": name, **fault._asdict(), **smallest}))
         return
     plain_console(sys.stdout, WIDTH).print(fault_table(known))
-    print(f"\n{len(known)} faults; hpcli check-norm --ranks 4 --inject FAULT plants one and must fail")
+    print(f"\n{len(known)} faults; hpcli check-norm --ranks 4 --inject FAULT plants one and must fail,")
+    print("hpcli repro FAULT shows it in its smallest form")
 
 
 def _layouts(

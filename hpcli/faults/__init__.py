@@ -1,4 +1,5 @@
-"""Known faults, one a file: the rule that each reverts, the layout that carries it, what it must be diagnosed as.
+"""Known faults, one a file in ``known``, found by being there.
 
-To add one, put a module beside the others that defines ``FAULT`` (see :class:`hpcli.faults.fault.Fault`) and ``patch``.
+``ENTRY`` (see :class:`hpcli.faults.entry.Entry`) shows a fault in its smallest form, beside this library: ``hpcli repro``. ``FAULT``
+(see :class:`hpcli.faults.fault.Fault`) with ``patch`` plants it into a training step, which must fail: ``hpcli check-norm --inject``.
 """

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 
 class Fault(NamedTuple):
-    """A fault that has been seen in the world and can be planted here.
+    """A fault that has been seen in the world and can be planted into a training step here. What it gives in the smallest case is
+    in the ``ENTRY`` of the same file.
 
     Attributes:
         title: in a few words.
@@ -14,9 +15,6 @@ class Fault(NamedTuple):
         rule: the rule of this library that is reverted.
         layout: the layout that carries it, as ``check-norm --layout`` names it; ``{ranks}`` and ``{half}`` are filled in.
         cause: what check-norm must name, an id of :mod:`hpcli.check.causes`.
-        wrong: what the faulty rule gives in the smallest case.
-        right: what is right there.
-        why: how we know.
     """
 
     title: str
@@ -24,9 +22,6 @@ class Fault(NamedTuple):
     rule: str
     layout: str
     cause: str
-    wrong: str
-    right: str
-    why: str
 
 
 def replace(owner: Any, name: str, by: Any) -> None:

@@ -50,6 +50,12 @@ def fault_of(entry: Entry) -> str | None:
     return next((n for n, m in _modules().items() if getattr(m, "ENTRY", None) is entry and hasattr(m, "FAULT")), None)
 
 
+def entry_of(fault: str) -> Entry:
+    """The entry in the file of a fault that can be planted, which shows it in its smallest form."""
+    entry: Entry = _modules()[fault].ENTRY
+    return entry
+
+
 def module_of(entry: Entry) -> str:
     """The file that defines ``entry``."""
     return next(str(m.__file__) for m in _modules().values() if getattr(m, "ENTRY", None) is entry)

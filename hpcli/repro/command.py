@@ -14,7 +14,7 @@ from rich.table import Table
 
 from hpcli.config.errors import ConfigError, Problem
 from hpcli.faults.entry import CLASSES, SHOWN_BY, Entry
-from hpcli.faults.registry import FOLDER, entries, fault_of, load_file, module_of
+from hpcli.faults.registry import FOLDER, entries, entry_of, fault_of, faults, load_file, module_of
 from hpcli.launch.errors import LaunchError
 from hpcli.launch.output import print_line
 from hpcli.report.failures import signals_end_the_run
@@ -169,7 +169,7 @@ def _named(name: str) -> tuple[Entry, str]:
     """The entry of that id; of that planted fault; or in that file."""
     if name.endswith(".py"):
         return _of_file(name)
-    by_fault = {fault: entry for entry in entries().values() if (fault := fault_of(entry))}
+    by_fault = {fault: entry_of(fault) for fault in faults()}
     entry = entries().get(name) or by_fault.get(name)
     if entry is None:
         close = get_close_matches(name, [*entries(), *by_fault], 1, cutoff=0.5)

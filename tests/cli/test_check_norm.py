@@ -42,7 +42,7 @@ def test_the_faults_are_listed(hpcli):
     known = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0
     assert len(known) >= 15
-    assert all(entry["rule"] and entry["right"] and entry["why"] for entry in known)
+    assert all(entry["rule"] and entry["repro"] and entry["how_we_know"] and entry["why"] for entry in known)
 
 
 @pytest.mark.parametrize(

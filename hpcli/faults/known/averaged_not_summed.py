@@ -13,9 +13,6 @@ FAULT = Fault(
     rule="FSDP's divide factor is 1, its reduction a sum",
     layout="fsdp{ranks}",
     cause="averaged-not-summed",
-    wrong="8 ranks: every gradient an eighth",
-    right="the gradient of the mean over all tokens",
-    why="the loss is divided by the tokens of all ranks; an average divides by the ranks once more",
 )
 ENTRY = Entry(
     id="torchtitan-1842",

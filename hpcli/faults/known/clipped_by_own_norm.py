@@ -13,9 +13,6 @@ FAULT = Fault(
     rule="one coefficient for all ranks, from the global norm",
     layout="fsdp{ranks}",
     cause="clipped-by-own-norm",
-    wrong="shards with gradients 3 and 4, max_norm 1: (1, 1), of norm 1.4142",
-    right="(0.6, 0.8), of norm 1",
-    why="(3, 4) has norm 5: both are divided by it",
 )
 ENTRY = Entry(
     id="llamafactory-10640",

@@ -13,9 +13,6 @@ FAULT = Fault(
     rule="an expert's gradient is the sum over the tokens of all ranks, with no factor of its own",
     layout="ep2-tp2-{ranks}-ranks",
     cause="expert-gradients-scaled",
-    wrong="2 data-parallel ranks, 2 expert-parallel: twice the gradient",
-    right="the gradient without expert parallelism",
-    why="an expert sees the tokens of both ranks already",
 )
 ENTRY = Entry(
     id="pytorch-160285",

@@ -13,9 +13,6 @@ FAULT = Fault(
     rule="parameters with a part of their gradient on each tensor-parallel rank are added up by finish_gradients",
     layout="tp2+sp-fsdp{half}",
     cause="false-replicate",
-    wrong="each of 2 ranks saw half of the tokens: each takes its half for the gradient",
-    right="the sum of the two",
-    why="the gradient of a sum over tokens is the sum over all of them",
 )
 ENTRY = Entry(
     id="probe-false-replicate",

@@ -13,9 +13,6 @@ FAULT = Fault(
     rule="an iterable of parameters is read once, into a list",
     layout="fsdp{ranks}",
     cause="not-clipped",
-    wrong="gradient (3, 4), max_norm 1: 5 returned, and (3, 4) left as it is",
-    right="(0.6, 0.8)",
-    why="(3, 4) / 5",
 )
 ENTRY = Entry(
     id="torchtitan-1258",

@@ -13,9 +13,6 @@ FAULT = Fault(
     rule="gradients are accumulated over all micro-batches of a step",
     layout="fsdp{ranks}-accumulation",
     cause="last-micro-batch-only",
-    wrong="two micro-batches with gradients 1 and 3: 3",
-    right="4",
-    why="1 + 3 = 4",
 )
 ENTRY = Entry(
     id="probe-last-micro-batch",

@@ -13,9 +13,6 @@ FAULT = Fault(
     rule="offload changes where things live, never a bit of a loss or a norm",
     layout="fsdp{ranks}-offload",
     cause="offload-changes-bits",
-    wrong="weights that differ in the last bits after some steps",
-    right="the run without offload, bit for bit",
-    why="both runs are made and compared",
 )
 ENTRY = Entry(
     id="torchtitan-1168",

@@ -11,9 +11,6 @@ FAULT = Fault(
     rule="of the ranks that hold a piece, one counts it",
     layout="hsdp2x{half}",
     cause="replicated-counted-n-times",
-    wrong="2x2 ranks, gradients 1..4, [Replicate, Shard(0)]: sqrt(60) = 7.746",
-    right="sqrt(30) = 5.477",
-    why="1 + 4 + 9 + 16 = 30, and each element is on two ranks",
 )
 ENTRY = Entry(
     id="veomni-184",

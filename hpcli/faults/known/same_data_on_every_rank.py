@@ -13,9 +13,6 @@ FAULT = Fault(
     rule="each data-parallel rank has its own share of the global batch",
     layout="fsdp{ranks}",
     cause="same-data",
-    wrong="N copies of one share: a norm that looks healthy",
-    right="the gradient of the whole batch",
-    why="the ranks' tokens are compared",
 )
 ENTRY = Entry(
     id="probe-same-data",

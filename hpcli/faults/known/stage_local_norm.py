@@ -11,9 +11,6 @@ FAULT = Fault(
     rule="with a pipeline, the norm is that of all stages: mesh=, or the mesh of parallelize",
     layout="pp2-fsdp{half}",
     cause="stage-local-norm",
-    wrong="two stages with norms 3 and 4, max_norm 1: each scaled by its own",
-    right="5 on both, gradients 0.6 and 0.8",
-    why="sqrt(9 + 16) = 5",
 )
 ENTRY = Entry(
     id="torchtitan-596",

@@ -13,9 +13,6 @@ FAULT = Fault(
     rule="the loss is divided by the valid tokens of the global batch, gradients are summed",
     layout="fsdp{ranks}",
     cause="summed-not-averaged",
-    wrong="8 ranks: every gradient 8 times too large",
-    right="the gradient of the mean over all tokens",
-    why="a sum over N ranks of means is N times the mean",
 )
 ENTRY = Entry(
     id="verl-4710",

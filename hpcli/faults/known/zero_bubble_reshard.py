@@ -13,9 +13,6 @@ FAULT = Fault(
     rule="zero-bubble schedules need reshard_after_forward false",
     layout="pp2-zero-bubble-fsdp{half}",
     cause="zero-bubble-reshard",
-    wrong="weight gradients computed late, with freed parameters: whole layers without a gradient",
-    right="the gradients of any other schedule",
-    why="compared with a single process",
 )
 ENTRY = Entry(
     id="probe-zero-bubble",

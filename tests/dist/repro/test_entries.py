@@ -38,3 +38,15 @@ def reproduced(stage: Stage, entry: Entry, ranks: int | None = None) -> Verdict:
 def test_the_fault_appears_as_reported_and_the_library_is_right(stage: Stage, entry: Entry) -> None:
     verdict = reproduced(stage, entry)
     assert (verdict.not_shown, verdict.not_right) == ((), ())
+
+
+OTHERS = [(entry, ranks) for entry in entries().values() for ranks in entry.ranks[1:]]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("entry", "ranks"), OTHERS, ids=lambda value: getattr(value, "id", value))
+def test_it_does_on_other_numbers_of_ranks_too(stage: Stage, entry: Entry, ranks: int) -> None:
+    if remedy := missing(entry):
+        pytest.skip(remedy)
+    verdict = reproduced(stage, entry, ranks)
+    assert (verdict.not_shown, verdict.not_right) == ((), ())

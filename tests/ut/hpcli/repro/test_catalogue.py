@@ -13,7 +13,7 @@ import hpcli
 import hyper_parallel
 from hpcli.config.errors import ConfigError
 from hpcli.faults.entry import CLASSES, SHOWN_BY, Entry, expectations
-from hpcli.faults.registry import FOLDER, entries, fault_of, faults, load_file, module_of
+from hpcli.faults.registry import FOLDER, entries, entry_of, fault_of, faults, load_file, module_of
 from hpcli.repro.command import repro
 from hpcli.repro.skeleton import SKELETON, write_skeleton
 
@@ -38,6 +38,12 @@ def test_the_faulty_side_is_what_the_entry_says_that_it_is(entry: Entry) -> None
     assert hasattr(module, "wrong") != (entry.shown_by == "planted" and hasattr(module, "patch"))
     assert callable(module.right)
     assert (fault_of(entry) in faults()) == hasattr(module, "FAULT")
+
+
+def test_every_fault_that_can_be_planted_has_an_entry_that_shows_it_alone() -> None:
+    for name, fault in faults().items():
+        assert fault_of(entry_of(name)) == name
+        assert fault.rule and fault.layout and fault.cause
 
 
 def test_reading_the_catalogue_imports_no_framework() -> None:
