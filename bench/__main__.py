@@ -9,10 +9,15 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 
-from bench import norm, start, steps
+from bench import norm, plan, start, steps
 from bench.results import Result, progress, table
 
-PARTS: dict[str, Callable[[], list[Result]]] = {"start": start.measure, "steps": steps.measure, "norm": norm.measure}
+PARTS: dict[str, Callable[[], list[Result]]] = {
+    "start": start.measure,
+    "steps": steps.measure,
+    "norm": norm.measure,
+    "plan": plan.measure,
+}
 
 
 def main() -> None:

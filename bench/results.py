@@ -15,7 +15,7 @@ class Result:
     """One line of the table.
 
     Attributes:
-        part: "start", "steps" or "norm".
+        part: "start", "steps", "norm" or "plan".
         name: what was measured.
         ours, theirs: value with unit, and what it is compared with; ``theirs`` may be empty.
         value: what the target is about: a ratio or a quantity.

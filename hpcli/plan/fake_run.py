@@ -28,6 +28,7 @@ from hpcli.models.torch.decoder import Decoder
 from hpcli.models.torch.layers import rotary_table
 from hpcli.models.torch.vlm import VisionLanguageModel
 from hpcli.plan.memory import hidden_shape
+from hpcli.plan.shards import is_frozen
 from hpcli.train.torch_loss import GlobalLoss
 from hyper_parallel.core.mesh import ParallelMesh
 from hyper_parallel.platform.torch.expert_parallel import ExpertDispatch
@@ -98,8 +99,11 @@ def run_stage(config: Config, mesh: ParallelMesh, stage: StageLayers) -> MicroBa
         for part in module.modules():
             if isinstance(getattr(part, "dispatch", None), ExpertDispatch):
                 part.dispatch.on_host = _evenly  # type: ignore[union-attr]
-        for parameter in module.parameters():  # gradients of parameters are counted elsewhere
-            parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+        for name, parameter in module.named_parameters():
+            if is_frozen(config, name, stage):
+                parameter.requires_grad_(False)
+            else:  # gradients of parameters are counted elsewhere
+                parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
         inputs, labels = _inputs(config, mesh, stage, compute)
         watch = _Watch([*module.parameters(), *inputs], mesh.tp)
         loss = GlobalLoss(mesh, config.model.vocab_size or 0)

@@ -51,6 +51,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "fsdp_config": {"unit": "layer"},
     },
     "fsdp8, offload, bfloat16": {
+        "model": {"preset": "decoder-tiny", "freeze": ["norm.weight"]},
         "training": {**BF16, "accumulate_allreduce_grads_in_fp32": False, "activation_checkpointing": "full"},
         "parallelism": {"data_parallel_shard": 8},
         "fsdp_config": {"enable_offload": True},
