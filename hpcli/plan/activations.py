@@ -68,6 +68,8 @@ class FakeRuns:
 
 
 def _freezes_layers(config: Config) -> bool:
+    if not config.model.freeze:
+        return False
     frozen, _ = frozen_names(list(describe_model(config.model)), config.model.freeze)
     return any(name.startswith("layers.") for name in frozen)
 

@@ -70,7 +70,7 @@ def blocks(told: Mapping[str, Any], timeline: Timeline | None) -> Iterator[Block
     yield Block("", _head(told))
     yield _mesh(told)
     yield _memory(told)
-    if len(told["classes"]) > 1:
+    if len(_alike(told["classes"])) > 1:
         yield _classes(told)
     if told["remedies"]:
         yield _remedies(told)
@@ -148,12 +148,29 @@ def place(ranks: Mapping[str, Any], mesh: Mapping[str, int]) -> str:
 
 def _classes(told: Mapping[str, Any]) -> Block:
     rows = [["ranks", "where", "device", "host"]]
-    for ranks in told["classes"][:MOST_CLASSES]:
+    classes = _alike(told["classes"])
+    for ranks in classes[:MOST_CLASSES]:
         host = bytes_text(ranks["host_total"]) if ranks["host_total"] else "-"
         rows.append([f"{ranks['ranks']:,}", place(ranks, told["mesh"]), bytes_text(ranks["device_total"]), host])
-    left = told["classes"][MOST_CLASSES:]
-    lines = [f"{len(left)} more, which need less, are left out"] if left else []
-    return Block("Classes of ranks", lines, rows)
+    left = len(classes) - MOST_CLASSES
+    return Block("Classes of ranks", [f"the fullest {MOST_CLASSES} of {len(classes)}"] if left > 0 else [], rows)
+
+
+def _alike(classes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Classes that are neighbours on ``dp_shard`` and look alike in print are one."""
+    merged: list[dict[str, Any]] = []
+    for one in sorted(classes, key=lambda ranks: (ranks["pp"], ranks["tp"], ranks["dp_shard"])):
+        last = merged[-1] if merged else None
+        if last and all(_printed(last, key) == _printed(one, key) for key in ("device_total", "host_total", "pp", "tp")):
+            last["ranks"] += one["ranks"]
+            last["dp_shard"] = [last["dp_shard"][0], one["dp_shard"][1]]
+        else:
+            merged.append(dict(one))
+    return sorted(merged, key=lambda ranks: -ranks["device_total"])
+
+
+def _printed(ranks: Mapping[str, Any], key: str) -> object:
+    return bytes_text(ranks[key]) if key.endswith("total") else ranks[key]
 
 
 def _remedies(told: Mapping[str, Any]) -> Block:

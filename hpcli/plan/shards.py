@@ -91,6 +91,31 @@ class RankClass(NamedTuple):
     tp: range
 
 
+class _Model:
+    """What follows from a configuration and takes time to find out."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.plan = parallel_plan(config)
+        self._shapes: dict[StageLayers, dict[str, tuple[int, ...]]] = {}
+
+    def shapes(self, stage: StageLayers) -> dict[str, tuple[int, ...]]:
+        """The parameters of a stage."""
+        if stage not in self._shapes:
+            self._shapes[stage] = stage_shapes(self.config.model, stage)
+        return self._shapes[stage]
+
+
+_latest: list[_Model] = []
+
+
+def _model(config: Config) -> _Model:
+    """The model of ``config``, found out once for all ranks."""
+    if not _latest or _latest[0].config is not config:
+        _latest[:] = [_Model(config)]
+    return _latest[0]
+
+
 def stages_on(config: Config, mesh: ParallelMesh, pp_rank: int) -> HeldStages:
     """The stages of a pipeline rank."""
     return held_stages(config.model, config.parallelism, mesh, pp_rank)
@@ -116,8 +141,7 @@ def is_frozen(config: Config, name: str, stage: StageLayers) -> bool:
 def _hold(
     config: Config, mesh: ParallelMesh, rank: int, index: int, stage: StageLayers, local_tie: bool
 ) -> HeldStage:
-    plan = parallel_plan(config)
-    shapes = stage_shapes(config.model, stage)
+    plan, shapes = _model(config).plan, _model(config).shapes(stage)
     item_size = ITEM_SIZES[config.training.compute_dtype]
     known: dict[str, tuple[ShardSizes, bool]] = {}
     trained = trained_parameters = 0
@@ -173,7 +197,7 @@ def _breaks(size: int, ranks: int) -> set[int]:
 
 
 def _tensor_breaks(config: Config, mesh: ParallelMesh) -> set[int]:
-    plan = parallel_plan(config)
+    plan = _model(config).plan
     breaks: set[int] = set()
     for shape, dim in {(s, plan.tensor_dim(n)) for n, s in _all_shapes(config, mesh)}:
         if dim is not None and shape[dim] % mesh.tp:
@@ -182,10 +206,10 @@ def _tensor_breaks(config: Config, mesh: ParallelMesh) -> set[int]:
 
 
 def _shard_breaks(config: Config, mesh: ParallelMesh, pp_rank: int) -> set[int]:
-    plan = parallel_plan(config)
+    plan = _model(config).plan
     breaks: set[int] = set()
     for stage in stages_on(config, mesh, pp_rank).stages:
-        for name, shape in stage_shapes(config.model, stage).items():
+        for name, shape in _model(config).shapes(stage).items():
             if plan.is_expert(name):
                 continue  # cut evenly, or refused
             size = shape[0]
@@ -202,4 +226,4 @@ def _shard_breaks(config: Config, mesh: ParallelMesh, pp_rank: int) -> set[int]:
 def _all_shapes(config: Config, mesh: ParallelMesh) -> Iterator[tuple[str, tuple[int, ...]]]:
     for pp_rank in range(mesh.pp):
         for stage in stages_on(config, mesh, pp_rank).stages:
-            yield from stage_shapes(config.model, stage).items()
+            yield from _model(config).shapes(stage).items()
