@@ -120,6 +120,7 @@ def _candidates(ranks: int) -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
     yield _named(f"fsdp{ranks} offload", fsdp_config={"enable_offload": True})
     yield _named(f"fsdp{ranks} bf16, fp32 reduce", training=BFLOAT16 | micro)
     yield _named(f"fsdp{ranks} bf16, native reduce", training=NATIVE | micro)
+    yield _named(f"fsdp{ranks} fp16", training={"compute_dtype": "float16"} | micro)
     yield _named(f"fsdp{ranks} accumulation", training=micro)
     yield _named(f"fsdp{ranks} frozen", model={"freeze": ["layers.0.*", "embedding.*"]})
     yield _named(f"fsdp{ranks} tied", model={"tie_embeddings": True})

@@ -75,7 +75,7 @@ def _look(
     if norm_type != 2:
         every = list(engine.parameters.values())
         other = hyper_parallel.grad_norm_report(every, math.inf, norm_type, mesh=engine.norm_mesh)
-        told["norm_of_type"] = float(other.norm)
+        told["norm_of_type"] = float(other.norm) / (engine.loss_scale if norm_type else 1.0)
     told["classes"] = _class_norms(engine, {entry["name"]: entry["class"] for entry in told["parameters"]})
     context.progress(1, "gradient norm")
     with CollectiveCounter() as counter:
@@ -134,7 +134,7 @@ def _compared(
         entry: dict[str, Any] = {"name": name, "missing": gradient is None, "class": _class(name, tied, config, mesh)}
         entry["device"] = str(parameter.device.type)
         if gradient is not None:
-            held = gradient.to_local().detach().cpu().double().numpy()
+            held = gradient.to_local().detach().cpu().double().numpy() / engine.loss_scale
             entry |= {"shape": list(held.shape), "expected_shape": list(slices["right"].shape)}
             if held.shape == slices["right"].shape:
                 entry |= _sums(held, slices)
@@ -171,7 +171,7 @@ def _class_norms(engine: TorchEngine, classes: Mapping[str, str]) -> dict[str, f
     norms = {}
     for kind in sorted({kind for kinds in every for kind in kinds}):
         members = [parameter for name, parameter in engine.parameters.items() if classes[name] == kind]
-        norms[kind] = float(hyper_parallel.grad_norm_report(members, mesh=engine.norm_mesh).norm)
+        norms[kind] = float(hyper_parallel.grad_norm_report(members, mesh=engine.norm_mesh).norm) / engine.loss_scale
     return norms
 
 

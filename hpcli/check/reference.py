@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from hpcli.check.batch import check_batches
-from hpcli.config.schema import Config
+from hpcli.config.schema import Config, LossScale
 from hpcli.data.text import IGNORED, Batch
 from hpcli.launch.context import RankContext
 from hpcli.models.torch.build import build_model
@@ -126,9 +126,11 @@ def _in_float64(
 def _replayed(
     config: Config, split: Sequence[Sequence[Batch]], valid: int, device: torch.device
 ) -> tuple[Gradients, float]:
-    """The same micro-batches and ranks, rounded where the run rounds: storage, computation, accumulation, reduction."""
+    """The same micro-batches and ranks, rounded where the run rounds: storage, computation, accumulation, reduction. In float16 the
+    loss is scaled as in the run's first step, without which small gradients would be lost."""
     training = config.training
     compute = getattr(torch, training.compute_dtype)
+    scale = (training.loss_scale or LossScale()).initial if compute == torch.float16 else 1.0
     reduce = torch.float32 if training.accumulate_allreduce_grads_in_fp32 else compute
     model = build_model(config.model, config.training.seed)
     model = model.to(getattr(torch, training.params_dtype)).to(device, compute)
@@ -137,21 +139,21 @@ def _replayed(
     for share in split:
         of_rank: Gradients = {}
         for batch in share:
-            loss += _backward(model, batch, valid)
+            loss += _backward(model, batch, valid, scale)
             for name, gradient in _taken(model):
                 gradient = gradient.to(reduce)
                 of_rank[name] = gradient if name not in of_rank else of_rank[name] + gradient
         for name, gradient in of_rank.items():
             sums[name] = gradient if name not in sums else sums[name] + gradient
-    return sums, loss
+    return {name: gradient.cpu().double() / scale for name, gradient in sums.items()}, loss
 
 
-def _backward(model: torch.nn.Module, batch: Batch, divisor: int) -> float:
+def _backward(model: torch.nn.Module, batch: Batch, divisor: int, scale: float = 1.0) -> float:
     device = next(model.parameters()).device
     logits = model(*(torch.from_numpy(array).to(device) for array in batch.model_inputs()))
     labels = torch.from_numpy(batch.labels).flatten().to(device)
     loss = F.cross_entropy(logits.flatten(0, 1).float(), labels, ignore_index=IGNORED, reduction="sum") / divisor
-    loss.backward()
+    (loss * scale).backward()
     return float(loss.detach())
 
 

@@ -16,10 +16,6 @@ class Unavailable(NamedTuple):
     has: str
 
 
-_DTYPES = "which computes in float32 and bfloat16"
-
 NOT_YET: tuple[Unavailable, ...] = (
     Unavailable("platform", lambda c: c.platform == "mindspore", "which runs on torch"),
-    Unavailable("training.compute_dtype", lambda c: c.training.compute_dtype == "float16", _DTYPES),
-    Unavailable("training.loss_scale", lambda c: c.training.loss_scale is not None, _DTYPES),
 )

@@ -224,6 +224,8 @@ def step_parts(event: Mapping[str, Any], steps: int, left: float | None) -> dict
         "rate": rate_text(event.get("tokens_per_second")),
         "left": f"{duration_text(left)} left",
     }
+    if event.get("loss_scale"):
+        parts["scale"] = f"scale {event['loss_scale']:g}"
     if event.get("skipped"):
         parts["skipped"] = "SKIPPED"
     return parts

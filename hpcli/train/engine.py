@@ -18,6 +18,7 @@ class StepResult(NamedTuple):
         clip_coefficient: by what the gradients were multiplied.
         skip_reason: why the weights were left as they were; None if they were not.
         stop: some rank has been asked to end the run early.
+        loss_scale: what the loss was multiplied by; None without loss scaling.
     """
 
     loss: float
@@ -25,6 +26,7 @@ class StepResult(NamedTuple):
     clip_coefficient: float
     skip_reason: str | None
     stop: bool = False
+    loss_scale: float | None = None
 
 
 class Engine(Protocol):
@@ -42,6 +44,9 @@ class Engine(Protocol):
     ) -> StepResult:
         """One optimizer step on this rank's share of the global batch; ``progress`` is told the phase. ``stop``: this rank has
         been asked to end early, which the others learn with the loss."""
+
+    def plant_overflow(self) -> None:
+        """Make a gradient of this rank infinite in the next step."""
 
     def rank_row(self) -> dict[str, Any]:
         """This rank's row of the norm table for the last step."""

@@ -38,8 +38,8 @@ def run(context: RankContext, payload: dict[str, Any]) -> None:
         for step in range(seen + 1, config.training.steps + 1):
             began = time.perf_counter()
             context.progress(step, "data")
-            if planted:
-                planted.strike(context.rank, step)
+            if planted and planted.strike(context.rank, step):
+                engine.plant_overflow()
             result, tokens = _train_step(context, config, mesh, engine, batches, step, asked())
             losses.append(result.loss)
             if context.rank == 0:
@@ -139,6 +139,7 @@ def _step_event(step: int, result: StepResult, tokens: int, lr: float, began: fl
         "tokens_per_second": tokens / seconds,
         "skipped": result.skip_reason is not None,
         "skip_reason": result.skip_reason,
+        **({} if result.loss_scale is None else {"loss_scale": result.loss_scale}),
     }
 
 

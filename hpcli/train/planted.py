@@ -1,7 +1,8 @@
 """Planted failures: see for yourself how a run ends when a rank goes wrong.
 
 ``HPCLI_PLANT=KIND:rank=R,step=S`` makes rank R fail at the beginning of step S. Kinds: ``raise`` (an exception), ``exit``
-(``os._exit(0)``), ``kill`` (SIGKILL), ``stop`` (SIGSTOP) and ``sleep`` (never comes back). It is read by the ranks alone.
+(``os._exit(0)``), ``kill`` (SIGKILL), ``stop`` (SIGSTOP), ``sleep`` (never comes back) and ``overflow`` (a gradient of that rank is
+infinite in that step). It is read by the ranks alone.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 VARIABLE = "HPCLI_PLANT"
-KINDS = ("raise", "exit", "kill", "stop", "sleep")
+KINDS = ("raise", "exit", "kill", "stop", "sleep", "overflow")
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,12 @@ class Planted:
     rank: int
     step: int
 
-    def strike(self, rank: int, step: int) -> None:
-        """Fail if this is the rank and the step."""
+    def strike(self, rank: int, step: int) -> bool:
+        """Fail if this is the rank and the step; True where the failure is an overflow, which is the engine's to make."""
         if (rank, step) != (self.rank, self.step):
-            return
+            return False
+        if self.kind == "overflow":
+            return True
         if self.kind == "raise":
             raise RuntimeError(f"planted failure ({VARIABLE})")
         if self.kind == "exit":
@@ -36,6 +39,7 @@ class Planted:
         if self.kind in ("kill", "stop"):
             os.kill(os.getpid(), signal.SIGKILL if self.kind == "kill" else signal.SIGSTOP)
         time.sleep(86_400)
+        return False
 
 
 def planted_failure(environment: Mapping[str, str] = os.environ) -> Planted | None:

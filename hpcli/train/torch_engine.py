@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import hyper_parallel
-from hpcli.config.schema import Config
+from hpcli.config.schema import Config, TrainingSection
 from hpcli.data.text import Batch
 from hpcli.models.description import describe_model
 from hpcli.train.engine import StepResult
@@ -20,6 +21,7 @@ from hpcli.train.torch_loss import GlobalLoss
 from hpcli.train.torch_optimizer import Optimizer
 from hpcli.train.torch_parts import build_parts
 from hpcli.train.torch_schedule import Accumulation, PipelineRun
+from hyper_parallel.core.loss_scale import LossScaler
 from hyper_parallel.core.mesh import ParallelMesh
 from hyper_parallel.platform.torch.clip_grad import GradNormReport
 from hyper_parallel.platform.torch.mesh import torch_device_type
@@ -69,6 +71,13 @@ class TorchEngine:
         # the parameters of a pipeline stage do not show that there are other stages
         self.norm_mesh = mesh if mesh.pp > 1 else None
         self.report: GradNormReport | None = None
+        self.scaler = _scaler(config.training)
+        self._overflows = False
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss of the next step is multiplied by."""
+        return self.scaler.scale if self.scaler else 1.0
 
     def step(
         self,
@@ -86,15 +95,19 @@ class TorchEngine:
         report = self.clip()
         norm = float(report.norm)
         progress("optimizer")
+        scale = self.scaler.scale if self.scaler else None
         skip_reason = None
-        if math.isfinite(norm):
+        if self.scaler.update(norm) if self.scaler else math.isfinite(norm):
             self.update(lr)
+        elif self.scaler:
+            skip_reason = f"the gradient norm is {norm} at loss scale {scale:g}; it goes on at {self.scaler.scale:g}"
         else:
             skip_reason = f"the gradient norm is {norm}; the weights were left as they are"
         self.zero_grad()
         gathering.wait()
         losses, stops = told.cpu().view(-1, 2).unbind(1)
-        return StepResult(math.fsum(losses.tolist()), norm, report.clip_coefficient, skip_reason, bool(stops.any()))
+        loss, stopped = math.fsum(losses.tolist()), bool(stops.any())
+        return StepResult(loss, norm, report.clip_coefficient, skip_reason, stopped, scale)
 
     def accumulate(
         self, micro_batches: Sequence[Batch], valid_tokens: int, progress: Callable[[str], None]
@@ -105,32 +118,39 @@ class TorchEngine:
             This rank's contribution to the loss, 0-dim float64 on the device: the contributions of all ranks add up to the loss
             of the global batch.
         """
-        self._loss.valid_tokens = valid_tokens
+        self._loss.valid_tokens, self._loss.scale = valid_tokens, self.loss_scale
         with self._loss.context():
             losses = self._run.run(micro_batches, progress)
         if self._parts.local_tie:
             self._parts.local_tie.add_up()
+        if self._overflows:
+            next(p.grad for p in self.parameters.values() if p.grad is not None).to_local().fill_(math.inf)
+            self._overflows = False
         hyper_parallel.finish_gradients(self.parts, self.mesh)
         if not losses or self.mesh.coordinates(dist.get_rank())["tp"]:  # tensor-parallel ranks hold one and the same loss
             losses = [torch.zeros((), device=self.device)]
         # added up on the host: not every device has float64 arithmetic
-        return torch.stack(losses).cpu().double().sum().to(self.device)
+        return (torch.stack(losses).cpu().double().sum() / self.loss_scale).to(self.device)
 
     def clip(self) -> GradNormReport:
-        """Clip the gradients by their global norm, and tell what every rank had to do with it.
+        """Clip the gradients by their global norm and undo the loss scale; tell what every rank had to do with it.
 
         Raises:
             ReplicasDifferError: replicas of the same gradients differ.
-            NonFiniteNormError: with ``training.error_if_nonfinite``.
+            NonFiniteNormError: with ``training.error_if_nonfinite``, and without loss scaling, to which overflows belong.
         """
         settings = self.training
         report: GradNormReport = hyper_parallel.grad_norm_report(
-            list(self.parameters.values()), settings.max_norm, settings.norm_type, mesh=self.norm_mesh
+            list(self.parameters.values()),
+            settings.max_norm,
+            settings.norm_type,
+            mesh=self.norm_mesh,
+            loss_scale=self.loss_scale,
         )
         self.report = report
         if report.replicas_differ:
             raise ReplicasDifferError(_replicas_text(report))
-        if settings.error_if_nonfinite and not math.isfinite(float(report.norm)):
+        if settings.error_if_nonfinite and self.scaler is None and not math.isfinite(float(report.norm)):
             # given the modules, the error can tell names
             hyper_parallel.grad_norm_report(
                 self.parts, math.inf, settings.norm_type, True, mesh=self.norm_mesh
@@ -159,13 +179,15 @@ class TorchEngine:
         from hpcli.checkpoint.torch_state import save_tensors
 
         save_tensors(self._state(), folder)
-        return {"updates": self.optimizer.updates}
+        return {"updates": self.optimizer.updates, "loss_scale": None if self.scaler is None else asdict(self.scaler)}
 
     def load(self, folder: Path, state: dict[str, Any]) -> None:
         from hpcli.checkpoint.torch_state import load_tensors
 
         load_tensors(self._state(), folder)
         self.optimizer.updates = int(state["updates"])
+        if self.scaler is not None and state.get("loss_scale"):
+            self.scaler = LossScaler(**state["loss_scale"])
         if self._parts.local_tie:
             with torch.no_grad():
                 self._parts.local_tie.follow()
@@ -175,6 +197,9 @@ class TorchEngine:
         from hpcli.checkpoint.torch_state import training_tensors
 
         return training_tensors(self._parts.parameters(), self.optimizer.state(), tied=self._tied_names)
+
+    def plant_overflow(self) -> None:
+        self._overflows = True
 
     def rank_row(self) -> dict[str, Any]:
         assert self.report is not None
@@ -196,6 +221,14 @@ class TorchEngine:
     def close(self) -> None:
         dist.barrier()  # a rank that leaves early would close connections that others still need
         dist.destroy_process_group()
+
+
+def _scaler(training: TrainingSection) -> LossScaler | None:
+    """Dynamic loss scaling, which float16 needs."""
+    if training.compute_dtype != "float16":
+        return None
+    chosen = training.loss_scale
+    return LossScaler() if chosen is None else LossScaler(chosen.initial, chosen.growth_interval)
 
 
 def _replicas_text(report: GradNormReport) -> str:

@@ -22,6 +22,8 @@ def token_loss(logits_BTV: torch.Tensor, labels_BT: torch.Tensor) -> torch.Tenso
 class GlobalLoss:
     """This rank's share of the loss of a global batch: its tokens' cross entropies over the valid tokens of all ranks.
 
+    It is multiplied by ``scale`` (a loss scale, else 1).
+
     With tensor parallelism the logits are cut along the vocabulary and never gathered; every rank of the axis gets the same loss.
     Forward and backward must run inside :meth:`context`.
     """
@@ -29,6 +31,7 @@ class GlobalLoss:
     def __init__(self, mesh: ParallelMesh, vocabulary: int) -> None:
         self.mesh, self.vocabulary = mesh, vocabulary
         self.valid_tokens = 1
+        self.scale = 1.0
 
     def context(self) -> AbstractContextManager[None]:
         """Where cross entropies of cut logits are understood."""
@@ -48,4 +51,4 @@ class GlobalLoss:
         if isinstance(loss, DTensor):
             loss = loss.to_local()
         # divided last: to_local gives a view, and zero-bubble schedules detach the loss in place, which no view allows
-        return loss / self.valid_tokens
+        return loss * (self.scale / self.valid_tokens) if self.scale != 1.0 else loss / self.valid_tokens

@@ -67,7 +67,7 @@ class GradNormReport(NamedTuple):
 
     Attributes:
         norm: 0-dim, float32 (float64 if a gradient of any rank is), on the device of this rank's first gradient.
-        clip_coefficient: by what the gradients were multiplied; 1.0 where nothing was written.
+        clip_coefficient: by what the gradients were multiplied, but for a loss scale; 1.0 where nothing was clipped.
         parts: one per rank, ascending.
         replicas_differ: ranks that hold replicas of the same gradients with different norms.
         classes: what each class of parameter contributes; empty unless asked for.
@@ -131,25 +131,32 @@ def grad_norm_report(
     foreach: bool | None = None,
     *,
     mesh: DeviceMesh | ParallelMesh | None = None,
+    loss_scale: float = 1.0,
     per_class: bool = False,
     per_parameter: bool = False,
 ) -> GradNormReport:
     """:func:`clip_grad_norm_` that also returns the parts of the norm. Without ``max_norm`` it measures only.
 
     Args:
+        loss_scale: what the loss was multiplied by before backward. Norm and parts are those of the gradients divided by it, and
+            where the norm is finite the gradients are divided by it too, in the same pass as they are clipped.
         per_class, per_parameter: also tell what each class of parameter, or each parameter, contributed before clipping; one
             more collective, for which every rank must ask alike.
     """
     p, bound = parse_norm_type(norm_type), check_max_norm(max_norm)
+    if not (math.isfinite(loss_scale) and loss_scale > 0):
+        raise ValueError(f"loss_scale must be a finite number above 0, not {loss_scale!r}")
     tensors = _listed(parameters)
     plan, measured, norm = _measured(parameters, tensors, p, error_if_nonfinite, mesh)
+    unit = loss_scale if p else 1.0  # a count of elements has no scale
+    norm = norm / unit
     classes: tuple[NormPart, ...] = ()
     single: tuple[NormPart, ...] = ()
     if per_class or per_parameter:
-        classes, single = norm_parts(plan, measured, tensors, p, _module_names(parameters))
-    coefficient = _clipped(plan, measured, tensors, float(norm), bound, foreach)
+        classes, single = norm_parts(plan, measured, tensors, p, _module_names(parameters), unit)
+    coefficient = _clipped(plan, measured, tensors, float(norm), bound, foreach, loss_scale)
     parts = tuple(
-        RankPart(rank, int(r.with_gradient), int(r.without_gradient), r.held, r.contributed)
+        RankPart(rank, int(r.with_gradient), int(r.without_gradient), r.held / unit, r.contributed / unit)
         for rank, r in zip(measured.ranks, measured.records, strict=True)
     )
     differ = tuple(tuple(measured.ranks[i] for i in group) for group in measured.conclusion.replicas_differ)
@@ -230,10 +237,17 @@ def _clipped(
     norm: float,
     max_norm: float,
     foreach: bool | None,
+    loss_scale: float = 1.0,
 ) -> float:
-    """The coefficient by which the gradients were multiplied."""
-    coefficient = _clip(measured.found, norm, max_norm, foreach)
-    if coefficient < 1.0:
+    """The coefficient by which the gradients were clipped: multiplied, but for a loss scale."""
+    found = measured.found
+    if loss_scale == 1.0:
+        coefficient = _clip(found, norm, max_norm, foreach)
+    else:
+        coefficient = clip_coefficient(norm, max_norm) if math.isfinite(norm) else 1.0
+        if math.isfinite(norm):
+            found.arrangement.scale(found.locals_, coefficient / loss_scale, foreach=foreach is not False)
+    if coefficient < 1.0 or loss_scale != 1.0:
         plan.note_scaled(tensors)
     return coefficient
 

@@ -24,6 +24,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "fsdp4 offload": (4, {"fsdp_config": {"enable_offload": True}}),
     "one rank, sgd": (1, {"optimizer": {"name": "sgd"}}),
     "fsdp2 bfloat16": (2, {"training": BFLOAT16}),
+    "fsdp2 float16": (2, {"training": {"compute_dtype": "float16", "loss_scale": {"initial": 1024.0, "growth_interval": 3}}}),
     "frozen": (2, {"model": {"freeze": ["layers.0.*"]}}),
     "tp2+sp x fsdp2": (4, {"parallelism": {"tensor_parallel": 2, "sequence_parallel": True}}),
     "pp2 x fsdp2 tied": (4, {"parallelism": {"pipeline_parallel": 2}, "model": {"tie_embeddings": True}}),

@@ -44,9 +44,14 @@ class _Piece(NamedTuple):
 
 
 def norm_parts(
-    plan: GradientPlan, measured: Measured, tensors: Sequence[torch.Tensor], p: float, names: Sequence[str] | None
+    plan: GradientPlan,
+    measured: Measured,
+    tensors: Sequence[torch.Tensor],
+    p: float,
+    names: Sequence[str] | None,
+    unit: float,
 ) -> tuple[tuple[NormPart, ...], tuple[NormPart, ...]]:
-    """The parts by class and by parameter, the same on every rank. Collective: one gather of Python objects, and one reduction
+    """The parts by class and by parameter, in multiples of ``unit``, the same on every rank. Collective: one gather of Python objects, and one reduction
     where gradients are Partial."""
     mine = _pieces(plan, measured, tensors, p, names)
     gathered = gather_objects(plan.scope, mine)
@@ -56,16 +61,18 @@ def norm_parts(
         for piece in map(_Piece._make, pieces):
             by_class.setdefault((piece.kind, piece.offloaded), []).append((rank, piece))
             by_parameter.setdefault((piece.parameter, piece.offloaded), []).append((rank, piece))
-    return _combined(by_class, p), _combined(by_parameter, p)
+    return _combined(by_class, p, unit), _combined(by_parameter, p, unit)
 
 
-def _combined(groups: dict[tuple[str, bool], list[tuple[int, _Piece]]], p: float) -> tuple[NormPart, ...]:
+def _combined(
+    groups: dict[tuple[str, bool], list[tuple[int, _Piece]]], p: float, unit: float
+) -> tuple[NormPart, ...]:
     parts = []
     for (name, offloaded), entries in groups.items():
         counted = [(rank, piece) for rank, piece in entries if piece.elements]
         norm = combine([piece.norm for _, piece in counted], p) if counted else 0.0
         elements = sum(piece.elements for _, piece in counted)
-        parts.append(NormPart(name, offloaded, norm, elements, tuple(sorted({rank for rank, _ in counted}))))
+        parts.append(NormPart(name, offloaded, norm / unit, elements, tuple(sorted({rank for rank, _ in counted}))))
     return tuple(parts)
 
 

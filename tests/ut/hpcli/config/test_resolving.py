@@ -126,13 +126,6 @@ def test_head_size_must_be_even(problem):
     ("text", "expected"),
     [
         ("platform: mindspore", "platform: mindspore is not available in this version, which runs on torch"),
-        (
-            "training: {compute_dtype: float16}",
-            (
-                "training.compute_dtype: float16 is not available in this version, which computes in float32 "
-                "and bfloat16"
-            ),
-        ),
     ],
 )
 def test_what_this_version_cannot_do_is_said(problem, text, expected):
