@@ -23,8 +23,8 @@ ENTRY = Entry(
     shown_by="stock",
     wrong=ByRank((Raises("imed out"), 24**0.5)),
     right=40**0.5,
-    how_we_know="rank 0 has gradients of 3 x 8 ones, rank 1 of 2 x 8: sqrt(24 + 16) = 6.3246; the 4.8990 of "
-    "rank 1 is sqrt(24), the part of rank 0 alone",
+    how_we_know="rank 0 has gradients of 3 x 8 ones, rank 1 of 2 x 8: sqrt(24 + 16) = 6.3246; sqrt(24) = "
+    "4.8990, which stock torch was seen to return on rank 1, is the norm of neither",
     why="Stock torch stacks the norms of the gradients that are there, so ranks with other gradients issue "
     "other collectives. One of them matches by accident and gives a number, the next one waits for a "
     "partner that has gone. What takes part must follow from the layout, never from which gradients exist.",
