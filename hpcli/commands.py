@@ -157,7 +157,7 @@ def check_norm(
 def repro(
     ids: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Argument(metavar="[ID]...", help="As --list shows them, or a file of your own.", autocompletion=complete_entry),
+        typer.Argument(metavar="ID", help="As --list shows them, or a file of your own.", autocompletion=complete_entry),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Re-enact the whole catalogue.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="Show what can be re-enacted.")] = False,

@@ -21,7 +21,7 @@ ENTRY = Entry(
     "Whether a length divides is known from the file, before any process starts.",
     alone=True,
     timeout_seconds=6.0,
-    seconds=3.0,
+    seconds=0.5,
 )
 
 
