@@ -32,7 +32,7 @@ from hpcli.report.repro_table import (
 from hpcli.report.tables import WIDTH, plain_console
 from hpcli.repro.run import Stage, missing
 from hpcli.repro.skeleton import write_skeleton
-from hpcli.repro.verdict import Verdict
+from hpcli.repro.verdict import Verdict, not_started
 
 
 class Chosen(NamedTuple):
@@ -62,7 +62,8 @@ def repro(
 
     Raises:
         ConfigError: an unknown id or class, nothing chosen, or a number of ranks that does not show the fault.
-        LaunchError: a named entry needs what is not installed (of a class or all, such are left out, and said to be).
+        LaunchError: a named entry needs what is not installed (of a class or all, such are left out, and said to be), or the only
+            one cannot be started (of several, that one fails).
     """
     chosen = _chosen(names, every, kind, ranks)
     left_out = {one.entry.id: remedy for one in chosen if (remedy := missing(one.entry))}
@@ -79,7 +80,12 @@ def repro(
     ):
         for number, one in enumerate(chosen):
             progress(number, len(chosen), one.entry.id)
-            verdicts.append(stage.reproduce(one.entry, one.file, one.ranks, planted=one.planted))
+            try:
+                verdicts.append(stage.reproduce(one.entry, one.file, one.ranks, planted=one.planted))
+            except LaunchError as error:
+                if len(chosen) == 1:
+                    raise
+                verdicts.append(not_started(one.entry, one.ranks, one.entry.device, str(error)))
             if json:
                 print(encode(verdict_json(verdicts[-1])), flush=True)
     seconds = time.perf_counter() - began

@@ -47,6 +47,12 @@ def judge(
     return Verdict(entry, ranks, device, wrong, right, tuple(not_shown), tuple(not_right), seconds)
 
 
+def not_started(entry: Entry, ranks: int, device: str, reason: str) -> Verdict:
+    """The verdict where no rank could be started at all."""
+    nothing: list[Outcome] = [{"lost": reason}] * ranks
+    return Verdict(entry, ranks, device, nothing, nothing, (reason,), (reason,), 0.0)
+
+
 def _differences(outcomes: Sequence[Outcome], expected: Expected, ranks: int, tolerance: float) -> list[str]:
     wanted = expectations(expected, ranks)
     if len(outcomes) != ranks or len(wanted) != ranks:
