@@ -21,6 +21,10 @@ ASSUMPTIONS = (
     "tokens go evenly to the experts; backward takes twice as long as forward",
     "no allocator's fragmentation, no framework's own memory: leave some of the device free",
 )
+ASSUMED_ON_MINDSPORE = (
+    "activations and the collectives inside layers are those of the same model in torch's modules",
+    "a unit's gradients are counted as one reduce-scatter; without comm_fusion there is one for each parameter",
+)
 
 
 def content(
@@ -55,7 +59,7 @@ def content(
         "pipeline": None if plan.pipeline is None else _pipeline(plan),
         "drawing_on_host": drawn_bytes(config, mesh, example) * min(plan.limits.ranks_per_host, mesh.world_size),
         "notices": list(resolved.notices),
-        "assumptions": list(ASSUMPTIONS),
+        "assumptions": [*ASSUMPTIONS, *ASSUMED_ON_MINDSPORE * (config.platform == "mindspore")],
     }
 
 

@@ -1,8 +1,11 @@
-"""Bytes of each kind on a rank, as the torch engine holds them.
+"""Bytes of each kind on a rank, as the engines hold them.
 
 Shards are float32 master weights behind an all-gather that casts to ``compute_dtype``; a unit's reduced gradients are float32 views
 of one buffer, padding included; AdamW keeps two float32 values an element and one count a parameter. Gradients of more than one
 micro-batch, and all of a pipeline's, wait whole and unsharded until the last one, in the dtype of the reduction.
+
+On MindSpore shards and their gradients are tensors of their own without padding, the counts are no tensors, and every unit is freed
+after forward and after backward.
 """
 
 from __future__ import annotations
@@ -68,9 +71,10 @@ def rank_memory(config: Config, mesh: ParallelMesh, rank: int, activations: int 
     units = [unit for stage in stages for unit in stage.units]
     compute, reduce = _item_sizes(config)
     accumulates = mesh.pp > 1 or micro_batches(config, mesh) > 1
+    padded = config.platform == "torch"
     return Memory(
-        parameters=SHARD_BYTES * sum(unit.shard for unit in units),
-        gradients=SHARD_BYTES * sum(unit.trainable_shard for unit in units),
+        parameters=SHARD_BYTES * sum(unit.shard if padded else unit.held for unit in units),
+        gradients=SHARD_BYTES * sum(unit.trainable_shard if padded else unit.trainable_held for unit in units),
         main_gradients=accumulates * reduce * sum(unit.trainable for unit in units),
         optimizer_state=sum(_optimizer_state(config, stage) for stage in stages),
         working_set=_unsharded(config, mesh, stages, compute) + compute * max(unit.trainable for unit in units),
@@ -94,22 +98,27 @@ def _item_sizes(config: Config) -> tuple[int, int]:
 def _optimizer_state(config: Config, stage: HeldStage) -> int:
     """The optimizer's state and, where the shards do not serve as such, master weights."""
     adamw = config.optimizer.name == "adamw"
+    counts = adamw and config.platform == "torch"
     masters = precision_policy(config).storage_rounds_compute
-    return SHARD_BYTES * (2 * adamw + masters) * stage.trained + STEP_BYTES * adamw * stage.trained_parameters
+    return SHARD_BYTES * (2 * adamw + masters) * stage.trained + STEP_BYTES * counts * stage.trained_parameters
 
 
 def reshards_after_forward(config: Config, unit: HeldUnit) -> bool:
-    """Whether a unit's parameters are freed between forward and backward: as told, else all but the outermost unit's."""
+    """Whether a unit's parameters are freed between forward and backward: as told, else, on torch, all but the outermost unit's."""
     chosen = config.fsdp_config.reshard_after_forward
-    return not unit.root if chosen is None else chosen
+    return (config.platform != "torch" or not unit.root) if chosen is None else chosen
 
 
 def _unsharded(config: Config, mesh: ParallelMesh, stages: Sequence[HeldStage], compute: int) -> int:
     """Bytes of unsharded parameters at the worst moment."""
-    if mesh.pp > 1:  # a pipeline does not free them after backward
+    if mesh.pp > 1 and config.platform == "torch":  # its pipelines do not free them after backward
         whole = sorted((compute * sum(unit.gathered for unit in stage.units) for stage in stages), reverse=True)
         return sum(whole[:ACTIVE_STAGES])
-    units = stages[0].units
+    return max(_of_one_stage(config, stage.units, compute) for stage in stages)
+
+
+def _of_one_stage(config: Config, units: Sequence[HeldUnit], compute: int) -> int:
+    """What is kept through forward and backward, and the most of the others at once: those in use and the next one."""
     kept = [unit for unit in units if not reshards_after_forward(config, unit)]
     freed = [unit for unit in units if reshards_after_forward(config, unit)]
     worst = 0

@@ -33,7 +33,7 @@ def pipeline_of(config: Config, mesh: ParallelMesh) -> Pipeline | None:
 
 def gathers(config: Config, mesh: ParallelMesh, pipeline: Pipeline | None, stage: HeldStage, pp_rank: int) -> list[int]:
     """How often each unit of ``stage`` is gathered in a step."""
-    if pipeline is None:
+    if pipeline is None or config.platform == "mindspore":  # freed after every backward
         return [micro_batches(config, mesh) * (1 + reshards_after_forward(config, unit)) for unit in stage.units]
     kinds = {Kind.FORWARD: "FORWARD", Kind.BACKWARD: "FULL_BACKWARD", Kind.BACKWARD_WEIGHT: "BACKWARD_WEIGHT"}
     if pipeline.actions is not None:

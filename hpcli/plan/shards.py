@@ -31,7 +31,7 @@ class HeldUnit(NamedTuple):
         parameters: how many there are.
         held: of this rank's own pieces.
         shard: of the padded shards.
-        trainable_shard: those of them that get gradients.
+        trainable_shard, trainable_held: those of them that get gradients, padded and not.
         unsharded, trainable: of the parameters while they are gathered, and those of them that train.
         sharded_inside: padded elements of parameters that are cut along another dimension than the first.
     """
@@ -44,6 +44,7 @@ class HeldUnit(NamedTuple):
     held: int
     shard: int
     trainable_shard: int
+    trainable_held: int
     unsharded: int
     trainable: int
     sharded_inside: int
@@ -146,9 +147,11 @@ def _hold(
     known: dict[str, tuple[ShardSizes, bool]] = {}
     trained = trained_parameters = 0
     units = []
-    for unit in sharded_units(plan, {name: prod(shape) for name, shape in shapes.items()}, item_size):
+    elements = {name: prod(shape) for name, shape in shapes.items()}
+    apart = config.platform == "mindspore"
+    for unit in sharded_units(plan, elements, item_size, recomputed_apart=apart):
         ranks = mesh.dp_shard // mesh.ep if unit.experts else mesh.dp_shard
-        sums = [0, 0, 0, 0, 0, 0]
+        sums = [0] * 7
         for name in unit.names:
             kind = _LAYER.sub(r"\1.0.", name)  # what a layer's number changes is who holds it
             if kind not in known:
@@ -156,17 +159,12 @@ def _hold(
                 known[kind] = shard_sizes(shapes[name], cuts), bool(cuts[-1].dim)
             (held, shard, unsharded), cut_inside = known[kind]
             trains = not is_frozen(config, name, stage)
-            values = (held, shard, shard * trains, unsharded, unsharded * trains, shard * cut_inside)
+            values = (held, shard, shard * trains, held * trains, unsharded, unsharded * trains, shard * cut_inside)
             sums = [a + b for a, b in zip(sums, values, strict=True)]
             copy = name == "head.weight" and config.model.tie_embeddings and local_tie
             trained += held * (trains and not copy)
             trained_parameters += trains and not copy
-        held, shard, trainable_shard, unsharded, trainable, inside = sums
-        units.append(
-            HeldUnit(
-                ranks, unit.layers, unit.experts, unit.root, len(unit.names), held, shard, trainable_shard, unsharded, trainable, inside
-            )
-        )
+        units.append(HeldUnit(ranks, unit.layers, unit.experts, unit.root, len(unit.names), *sums))
     return HeldStage(index, stage, units, trained, trained_parameters)
 
 

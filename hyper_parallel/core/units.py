@@ -61,10 +61,14 @@ class ShardedUnit(NamedTuple):
     root: bool
 
 
-def sharded_units(plan: ParallelPlan, elements: Mapping[str, int], item_size: int) -> list[ShardedUnit]:
+def sharded_units(
+    plan: ParallelPlan, elements: Mapping[str, int], item_size: int, *, recomputed_apart: bool = False
+) -> list[ShardedUnit]:
     """The units of a model, or one stage of it, in the order in which forward reaches them.
 
     Args:
+        recomputed_apart: layers that are computed again in backward are never in the root's unit (MindSpore, where they make their
+            own parameters whole).
         elements: parameter -> elements of the whole parameter, in the order of the model.
         item_size: bytes of an element while computing.
     """
@@ -89,7 +93,10 @@ def sharded_units(plan: ParallelPlan, elements: Mapping[str, int], item_size: in
     rest = size([name for name in elements if name not in experts]) - sum(sizes)
     taken: set[str] = set()
     units = []
-    for group in group_layers(sizes, plan.unit, rest):
+    groups = group_layers(sizes, plan.unit, rest)
+    if recomputed_apart and plan.activation_checkpointing and not groups and layers:
+        groups = [list(range(len(layers)))]
+    for group in groups:
         names = tuple(name for index in group for name in dense[layers[index]])
         units.append(ShardedUnit(names, range(group[0], group[-1] + 1), False, False))
         taken.update(names)

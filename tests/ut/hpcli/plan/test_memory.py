@@ -38,6 +38,17 @@ def test_gradients_of_several_micro_batches_wait_whole_in_the_dtype_of_the_reduc
     assert rank_memory(resolved.config, resolved.mesh, 3).main_gradients == bytes_each * ELEMENTS
 
 
+def test_mindspore_shards_have_no_padding_and_its_counts_of_updates_are_no_tensors(resolve):
+    resolved = resolve(7, model=TINY, training={"global_batch_size": 7})
+    config = resolved.config.model_copy(update={"platform": "mindspore"})
+    memory = [rank_memory(config, resolved.mesh, rank) for rank in range(7)]
+    for kind, bytes_each in (("parameters", 4), ("gradients", 4), ("optimizer_state", 8)):
+        assert sum(getattr(one, kind) for one in memory) == bytes_each * ELEMENTS
+    padded = sum(rank_memory(resolved.config, resolved.mesh, rank).parameters for rank in range(7))
+    # over 7 ranks 256 rows make 37 (3 more in all), 64 make 10 (6 more), 32 make 5 (3 more)
+    assert padded == 4 * (ELEMENTS + 2 * 3 * 64 + 5 * 6 * 64 + 2 * 3 * 64 + 3 * 6)
+
+
 def test_checkpointing_keeps_one_input_a_layer(resolve):
     training = {"global_batch_size": 2, "seq_length": 16, "activation_checkpointing": "full"}
     runs = FakeRuns()
