@@ -81,6 +81,6 @@ def bytes_text(count: int) -> str:
             break
         size /= 1024
     if unit == "B":
-        return f"{count} B"
+        return f"{count:,} B"
     digits = 2 if abs(size) < 9.995 else 1 if abs(size) < 99.95 else 0
     return f"{size:,.{digits}f} {unit}"
