@@ -15,6 +15,7 @@ from hpcli.plan.estimate import Limits, Plan, make_plan
 from hpcli.plan.remedies import Change, remedies
 from hpcli.plan.text import text_lines
 from hpcli.report.json_lines import encode
+from hpcli.train.run import check_contents
 
 
 def plan(
@@ -29,7 +30,11 @@ def plan(
 ) -> list[str]:
     """The lines to print; with ``output``, the report is written there too.
 
+    Raises:
+        ConfigError: what train would find in the data and the model's parameters.
+        ReportError: the report cannot be written.
     """
+    check_contents(resolved)
     runs = FakeRuns()
     made = make_plan(resolved.config, resolved.mesh, limits, runs)
 

@@ -98,7 +98,8 @@ def test_markdown_has_the_tables_and_the_schedule(here: Any, tmp_path: Path) -> 
 
 def test_what_train_refuses_is_refused_in_the_same_words(hpcli: Any, tmp_path: Path, bad: str) -> None:
     (tmp_path / "layout.yaml").write_text("device: cpu\nparallelism: {tensor_parallel: 3, sequence_parallel: true}\n")
-    for name in (bad, "layout.yaml"):
+    (tmp_path / "frozen.yaml").write_text("device: cpu\nmodel: {freeze: [layer.*]}\n")
+    for name in (bad, "layout.yaml", "frozen.yaml"):
         planned, trained = hpcli("plan", name), hpcli("train", name)
         assert planned.returncode == trained.returncode == 2
         assert planned.stderr == trained.stderr and planned.stdout == ""
