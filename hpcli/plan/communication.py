@@ -13,6 +13,7 @@ from hpcli.plan.activations import FakeRuns
 from hpcli.plan.memory import hidden_shape, micro_batches
 from hpcli.plan.pipeline import Pipeline, gathers
 from hpcli.plan.shards import HeldStage, held_by, is_frozen
+from hpcli.train.engine import TOLD
 from hpcli.train.precision import precision_policy
 from hyper_parallel.core.mesh import ParallelMesh
 from hyper_parallel.core.norm_exchange import RankRecord
@@ -72,7 +73,7 @@ def _all(config: Config, mesh: ParallelMesh, rank: int, pipeline: Pipeline | Non
     if mesh.pp > 1:
         yield from _pipeline(config, mesh, stages)
     yield from _completed_gradients(config, mesh, rank, stages)
-    yield Traffic("loss", "all-gather", "all", mesh.world_size, 1, FLOAT64 * mesh.world_size)
+    yield Traffic("loss", "all-gather", "all", mesh.world_size, 1, FLOAT64 * len(TOLD) * mesh.world_size)
     yield Traffic("gradient norm", "all-gather", "all", mesh.world_size, 1, record_bytes() * mesh.world_size)
 
 

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple, Protocol
 
 from hpcli.data.text import Batch
 
+TOLD = ("loss", "stop")
+"""What each rank tells all others in every step, a float64 each: its share of the loss, and whether it was asked to stop."""
+
 
 class StepResult(NamedTuple):
     """One optimizer step.

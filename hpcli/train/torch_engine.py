@@ -15,7 +15,7 @@ import hyper_parallel
 from hpcli.config.schema import Config, TrainingSection
 from hpcli.data.text import Batch
 from hpcli.models.description import describe_model
-from hpcli.train.engine import StepResult
+from hpcli.train.engine import TOLD, StepResult
 from hpcli.train.precision import precision_policy
 from hpcli.train.torch_loss import GlobalLoss
 from hpcli.train.torch_optimizer import Optimizer
@@ -90,7 +90,7 @@ class TorchEngine:
         loss_here = self.accumulate(micro_batches, valid_tokens, progress)
         progress("gradient norm")
         mine = torch.stack([loss_here, torch.full_like(loss_here, float(stop))])
-        told = torch.empty(2 * dist.get_world_size(), dtype=torch.float64, device=self.device)
+        told = torch.empty(len(TOLD) * dist.get_world_size(), dtype=torch.float64, device=self.device)
         gathering = dist.all_gather_single(told, mine, async_op=True)
         report = self.clip()
         norm = float(report.norm)
@@ -105,7 +105,7 @@ class TorchEngine:
             skip_reason = f"the gradient norm is {norm}; the weights were left as they are"
         self.zero_grad()
         gathering.wait()
-        losses, stops = told.cpu().view(-1, 2).unbind(1)
+        losses, stops = told.cpu().view(-1, len(TOLD)).unbind(1)
         loss, stopped = math.fsum(losses.tolist()), bool(stops.any())
         return StepResult(loss, norm, report.clip_coefficient, skip_reason, stopped, scale)
 

@@ -28,6 +28,7 @@ def test_eight_ranks_have_the_layouts_that_were_promised():
         "fsdp8-offload",
         "fsdp8-bf16-fp32-reduce",
         "fsdp8-bf16-native-reduce",
+        "fsdp8-fp16",
         "fsdp8-accumulation",
         "fsdp8-frozen",
         "fsdp8-tied",
