@@ -23,14 +23,8 @@ def placed_like(local: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """``local``, this rank's shard of something shaped as ``parameter``, as a DTensor that shares its memory."""
     if not isinstance(parameter, DTensor):
         return local
-    return DTensor.from_local(
-        local.detach(),
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
+    # from_local would copy an offloaded shard to the device of the mesh, and what is read into the copy would be lost
+    return DTensor(local.detach(), parameter._spec, requires_grad=False)
 
 
 def training_tensors(parameters: Tensors, optimizer_state: Tensors, tied: Mapping[str, str]) -> dict[str, torch.Tensor]:

@@ -66,3 +66,16 @@ def test_the_reported_models_train_on_it_and_offload_changes_no_bit(tmp_path: Pa
     moved, stayed = steps("--enable-offload"), steps("--no-enable-offload")
     assert len(moved) == 3 and moved == stayed
     assert moved[-1][0] < moved[0][0]
+
+
+@pytest.mark.parametrize("offload", ["--enable-offload", "--no-enable-offload"])
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, offload: str) -> None:
+    def steps(*options: str) -> list[tuple[int, float, float]]:
+        common = ("--device", "sim-npu", "--set", "checkpoint.every=2", offload, "--json")
+        out = run("-m", "hpcli", "train", str(CONFIGS / "fsdp4.yaml"), *common, *options)
+        events = [json.loads(line) for line in out.splitlines()]
+        return [(event["step"], event["loss"], event["grad_norm"]) for event in events if event["event"] == "step"]
+
+    whole = steps("--steps", "4", "--output", str(tmp_path / "whole"))
+    again = steps("--steps", "4", "--output", str(tmp_path / "again"), "--resume", str(tmp_path / "whole/checkpoints/step-00000002"))
+    assert again == whole[2:]
