@@ -25,6 +25,10 @@ ASSUMED_ON_MINDSPORE = (
     "activations and the collectives inside layers are those of the same model in torch's modules",
     "a unit's gradients are counted as one reduce-scatter; without comm_fusion there is one for each parameter",
 )
+RECOMPUTED_FOR_WEIGHTS = (
+    "NOT COUNTED: torch computes a recomputed layer again for each group of weights in a late backward,",
+    "with its collectives; a zero-bubble schedule and activation checkpointing cost much time together",
+)
 
 
 def content(
@@ -59,8 +63,18 @@ def content(
         "pipeline": None if plan.pipeline is None else _pipeline(plan),
         "drawing_on_host": drawn_bytes(config, mesh, example) * min(plan.limits.ranks_per_host, mesh.world_size),
         "notices": list(resolved.notices),
-        "assumptions": [*ASSUMPTIONS, *ASSUMED_ON_MINDSPORE * (config.platform == "mindspore")],
+        "assumptions": _assumptions(plan),
     }
+
+
+def _assumptions(plan: Plan) -> list[str]:
+    told = [*ASSUMPTIONS]
+    if plan.config.platform == "mindspore":
+        told += ASSUMED_ON_MINDSPORE
+    recomputes = plan.config.training.activation_checkpointing == "full"
+    if recomputes and plan.pipeline is not None and plan.pipeline.schedule.split_backwards:
+        told += RECOMPUTED_FOR_WEIGHTS
+    return told
 
 
 def timeline_of(plan: Plan) -> Timeline | None:

@@ -127,3 +127,10 @@ def test_a_report_that_cannot_be_written_is_said(here: Any, good: str, tmp_path:
     (tmp_path / "file").write_text("")
     done = here("plan", good, "--output", "file/report.md")
     assert done.returncode == 1 and done.stderr.startswith("error: cannot write to file/report.md")
+
+
+def test_what_is_not_counted_is_said(here: Any) -> None:
+    zero_bubble = str(CONFIGS / "pp2_zero_bubble_fsdp4.yaml")
+    recomputed = ["--set", "training.activation_checkpointing=full"]
+    assert "NOT COUNTED" not in here("plan", zero_bubble).stdout
+    assert "NOT COUNTED: torch computes a recomputed layer again" in here("plan", zero_bubble, *recomputed).stdout
