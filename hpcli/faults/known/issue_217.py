@@ -132,6 +132,7 @@ def _whole_norm(layers: int) -> float:
 def patch() -> None:
     import mindspore as ms
 
+    from hyper_parallel.core.pipeline_parallel import PipelineScheduler
     from hyper_parallel.core.precision import dtype_name, resolve_reduce_dtype
     from hyper_parallel.platform.mindspore.fully_shard import param_group
 
@@ -140,4 +141,12 @@ def patch() -> None:
             return dtype_name(ms.mint.empty((1,), dtype=None).dtype)
         return resolve_reduce_dtype(reduce_dtype, native)
 
+    forget, under_way = PipelineScheduler._forget, []
+
+    def let_messages_arrive(self: Any) -> None:
+        # a message that is let go of while it is sent never arrives, and its receiver would time out before its own error
+        under_way.append(self.__dict__.get("_sending"))
+        forget(self)
+
     replace(param_group, "resolve_reduce_dtype", as_the_allocator_reads_it)
+    replace(PipelineScheduler, "_forget", let_messages_arrive)

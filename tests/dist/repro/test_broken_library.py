@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,14 +13,6 @@ from hpcli.repro.run import Stage
 
 with_mindspore = pytest.mark.skipif(find_spec("mindspore") is None, reason="MindSpore is not installed")
 PROGRAMS = Path(__file__).parents[1] / "rank_programs"
-
-
-@pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(PROGRAMS))
-        with Stage() as stage:
-            yield stage
 
 
 @pytest.mark.parametrize(
@@ -38,9 +29,9 @@ def stage() -> Iterator[Stage]:
         ("replicated_counted_by_all", "gitcode-178"),
     ],
 )
-def test_the_library_is_found_wrong(stage: Stage, rule: str, entry: str) -> None:
+def test_the_library_is_found_wrong(stage: Stage, monkeypatch: pytest.MonkeyPatch, rule: str, entry: str) -> None:
     known, file = entries()[entry], module_of(entries()[entry])
-    stage.prepare = f"broken_rules:{rule}"
+    monkeypatch.setattr(stage, "prepare", f"broken_rules:{rule}")
     verdict = stage.reproduce(known, file, min(known.ranks), planted=not hasattr(load_file(file), "wrong"))
     assert verdict.not_right
     assert not verdict.holds
