@@ -11,8 +11,15 @@ from hpcli.check.run import check
 from hpcli.faults.registry import faults
 
 
-@pytest.mark.parametrize("device", ["cpu", "sim-npu"])
-@pytest.mark.parametrize("ranks", [3, 4, pytest.param(8, marks=pytest.mark.long), pytest.param(16, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("ranks", "device"),
+    [
+        (3, "cpu"),
+        (4, "sim-npu"),
+        pytest.param(4, "cpu", marks=pytest.mark.long),
+        *(pytest.param(ranks, device, marks=pytest.mark.long) for ranks in (8, 16) for device in ("cpu", "sim-npu")),
+    ],
+)
 def test_every_layout_holds(ranks, device):
     verdicts = list(check(matrix(ranks, device), device=device))
     assert [(verdict.layout, verdict.problems) for verdict in verdicts if not verdict.holds] == []

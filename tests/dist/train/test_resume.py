@@ -78,7 +78,10 @@ def train(rank_server: Any, tmp_path: Path) -> Any:
     return run
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+QUICK = ("fsdp4", "hsdp2x2", "fsdp4 offload", "fsdp2 float16", "pp2 x fsdp2 tied", "ep2 x tp2")
+
+
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in LAYOUTS])
 def test_a_resumed_run_is_the_uninterrupted_one(train: Any, tmp_path: Path, name: str) -> None:
     settings = resolved(*LAYOUTS[name])
     whole = train(settings)
@@ -92,9 +95,9 @@ def test_a_resumed_run_is_the_uninterrupted_one(train: Any, tmp_path: Path, name
     [
         (2, {}),
         (3, {"training": {"global_batch_size": 6}}),
-        (4, {"parallelism": {"tensor_parallel": 2}}),
+        pytest.param(4, {"parallelism": {"tensor_parallel": 2}}, marks=pytest.mark.long),
         (2, {"parallelism": {"pipeline_parallel": 2}}),
-        (4, {"fsdp_config": {"enable_offload": True}}),
+        pytest.param(4, {"fsdp_config": {"enable_offload": True}}, marks=pytest.mark.long),
     ],
     ids=["2 ranks", "3 ranks", "tensor parallel", "pipeline", "offload"],
 )

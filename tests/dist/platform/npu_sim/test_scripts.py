@@ -51,7 +51,7 @@ def test_hpcli_trains_on_it_with_offload_in_strict_mode(tmp_path: Path) -> None:
     ("name", "layers"),
     [
         ("vlm_fsdp8_offload", 4),
-        ("vlm_moe_tp2_ep2_offload", 2),
+        pytest.param("vlm_moe_tp2_ep2_offload", 2, marks=pytest.mark.long),
         ("tower_mini_fsdp8_ep8_offload", 3),
         pytest.param("tower_mini_fsdp8_ep8_offload", 61, marks=pytest.mark.long),
     ],
@@ -68,7 +68,7 @@ def test_the_reported_models_train_on_it_and_offload_changes_no_bit(tmp_path: Pa
     assert moved[-1][0] < moved[0][0]
 
 
-@pytest.mark.parametrize("offload", ["--enable-offload", "--no-enable-offload"])
+@pytest.mark.parametrize("offload", ["--enable-offload", pytest.param("--no-enable-offload", marks=pytest.mark.long)])
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, offload: str) -> None:
     def steps(*options: str) -> list[tuple[int, float, float]]:
         common = ("--device", "sim-npu", "--set", "checkpoint.every=2", offload, "--json")
