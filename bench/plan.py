@@ -47,6 +47,7 @@ def _on_ranks(server: RankServer, what: str, resolved: ResolvedConfig) -> list[A
         resolved.world_size,
         timeout_seconds=120,
         on_event=lambda event: found.update({event["rank"]: event["result"]}),
+        on_output=lambda rank, line: None,  # torch's profiler talks
     )
     return [found[rank] for rank in range(resolved.world_size)]
 

@@ -147,6 +147,8 @@ def _second_set(config_file: Path) -> float:
         "mesh": asdict(resolved.mesh),
         "device": "cpu",
         "start": {},
+        "checkpoints": "",
+        "resume": None,
     }
     steps: list[float] = []
 
