@@ -48,4 +48,4 @@ def patch() -> None:
         return float(torch.linalg.vector_norm(flat.bfloat16(), p, dtype=torch.bfloat16))
 
     replace(arrangement, "norm_of_flat", rounded)
-    replace(arrangement, "norm_of_pack", lambda tensors, p: rounded(torch.cat([t.flatten() for t in tensors]), p))
+    replace(arrangement, "norm_of_pack", lambda tensors, p, elements=None: rounded(torch.cat([t.flatten() for t in tensors]), p))

@@ -80,10 +80,12 @@ class Pack(NamedTuple):
     Attributes:
         members: picks them out of all gradients, as a tuple.
         counts: they count on this rank.
+        elements: in all of them.
     """
 
     members: Any
     counts: bool
+    elements: int
 
 
 class Arrangement:
@@ -143,7 +145,7 @@ class Arrangement:
                 single = self._packed(locals_, [*self.single, *buffer.members(range(len(locals_)))])
                 continue
             parts.append((buffer.counts, norm_of_flat(buffer.flat(locals_), p)))
-        parts += [(counted, norm_of_pack(members(locals_), p)) for members, counted in single]
+        parts += [(counted, norm_of_pack(members(locals_), p, elements)) for members, counted, elements in single]
         contributed = combine([norm for counted, norm in parts if counted], p)
         return LocalNorm(contributed, combine([norm for _, norm in parts], p), self.elements)
 
@@ -154,7 +156,9 @@ class Arrangement:
         for kind in ((False, True), (False, False), (True, True), (True, False)):
             chosen = [index for index in single if (self.tied[index], self.counts[index]) == kind]
             of_kind = packs([locals_[index] for index in chosen])
-            result += [Pack(_picker([chosen[place] for place in members]), kind[1]) for members in of_kind]
+            for members in of_kind:
+                positions = [chosen[place] for place in members]
+                result.append(Pack(_picker(positions), kind[1], sum(locals_[index].numel() for index in positions)))
         return result
 
     def scale(self, locals_: list[torch.Tensor], coefficient: float, *, foreach: bool = True) -> None:

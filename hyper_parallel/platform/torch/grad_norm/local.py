@@ -82,11 +82,11 @@ def packs(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
     return result
 
 
-def norm_of_pack(tensors: tuple[torch.Tensor, ...], p: float) -> float:
-    """The p-norm of the tensors of one pack."""
+def norm_of_pack(tensors: tuple[torch.Tensor, ...], p: float, elements: int | None = None) -> float:
+    """The p-norm of the tensors of one pack, ``elements`` in all where that is known."""
     if len(tensors) == 1:
         return norm_of_flat(tensors[0].reshape(-1), p)
-    return norm_of_flat(_flat(tensors), p)
+    return norm_of_flat(_flat(tensors, sum(map(_size_of, tensors)) if elements is None else elements), p)
 
 
 def alike(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
@@ -97,38 +97,39 @@ def alike(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
     return list(groups.values())
 
 
+_FLAT = torch.Size()
+
+
 class _Scratch(threading.local):
     """Memory on the host that is written and read again: for each thread a tensor of each dtype, and views of it."""
 
     def __init__(self) -> None:
         self.whole: dict[torch.dtype, torch.Tensor] = {}
-        self.views: dict[tuple[torch.dtype, int], torch.Tensor] = {}
+        self.views: dict[tuple[torch.dtype, int, torch.Size], torch.Tensor] = {}
 
-    def take(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat tensor whose values are whatever was there; valid until the next call for this dtype."""
-        view = self.views.get((dtype, elements))
+    def take(self, elements: int, dtype: torch.dtype, row: torch.Size = _FLAT) -> torch.Tensor:
+        """A tensor of rows of shape ``row``, whose values are whatever was there; valid until the next call for this dtype."""
+        view = self.views.get((dtype, elements, row))
         if view is None:
             if dtype not in self.whole:
                 self.whole[dtype] = torch.empty(SCRATCH_ELEMENTS, dtype=dtype)
             if len(self.views) >= SCRATCH_VIEWS:
                 self.views.clear()
-            view = self.views[dtype, elements] = self.whole[dtype][:elements]
+            view = self.views[dtype, elements, row] = self.whole[dtype][:elements].view(-1, *row)
         return view
 
 
 _scratch = _Scratch()
 
 
-def _flat(tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
+def _flat(tensors: tuple[torch.Tensor, ...], elements: int) -> torch.Tensor:
     """One flat copy of all, valid until the next call. Concatenating along the first dimension spares a view per tensor where
     shapes allow it."""
     first = tensors[0]
-    elements = sum(map(_size_of, tensors))
     try:
         if first.is_cpu and elements <= SCRATCH_ELEMENTS:
-            whole = _scratch.take(elements, first.dtype)
-            torch.cat(tensors, out=whole.view(-1, *first.shape[1:]))
-            return whole
+            torch.cat(tensors, out=_scratch.take(elements, first.dtype, first.shape[1:]))
+            return _scratch.take(elements, first.dtype)
         return torch.cat(tensors).view(-1)
     except RuntimeError:
         return _flatten_dense_tensors(tensors)
